@@ -1,0 +1,136 @@
+"""The records that cross from a board to its host, and their one version.
+
+A run is described by a `RunSpec` (host → board) and told by `Event`s (board → host, one JSON object
+per line of `events.jsonl`). Everything in them is plain JSON; arrays travel beside them as `.npz`
+files that an `array` event names by hash. Clocks: `t_ns` is the board's CLOCK_MONOTONIC in
+nanoseconds; a board's wall clock is recorded once and never used for arithmetic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+RECORD_VERSION = 1
+
+# What an event may be. A reader refuses a kind that is not listed.
+EVENT_KINDS = (
+    "run-start",  # supervisor: run_id, boot_id, pid, pgid, wall_time_s, host facts of the run
+    "engine-start",  # supervisor: attempt, pid
+    "engine-exit",  # supervisor: attempt, code | signal, rusage, planned
+    "sample",  # supervisor: one resource sample (engine.measure.sampler.Sample)
+    "ready",  # engine: versions, unit, threads, package hash, seconds to load
+    "progress",  # engine: done, total, message
+    "data",  # engine: name, value (any JSON): one finding of the job, raw
+    "array",  # engine: name, file (relative to the spool), sha256, bytes
+    "error",  # engine or supervisor: kind, message, and where known step, layer, op
+    "log",  # engine or supervisor: message
+    "run-end",  # supervisor: status (finished | failed | cancelled | deadline), reason
+)
+
+
+class RecordError(ValueError):
+    """A record that this version cannot read: says found, expected and remedy."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Restart:
+    """The supervisor ends the engine `at_s` seconds into the run and starts it again."""
+
+    at_s: float
+    signal: str = "SIGKILL"
+    reason: str = "planned restart"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSpec:
+    """What one run on a board does. Paths are the board's own.
+
+    `job` names a module of `engine.measure`; `parameters` belong to it. `threads` None leaves the
+    count to the engine. `deadline_s` and `sample_period_s` are seconds.
+    """
+
+    run_id: str
+    job: str
+    package: str | None
+    package_sha256: str | None
+    parameters: Mapping[str, Any]
+    inputs: str | None = None  # one .npz with the job's arrays
+    unit: str = "reference"
+    threads: int | None = None
+    pin: tuple[int, ...] | None = None
+    seed: int = 0
+    deadline_s: float = 3600.0
+    sample_period_s: float = 1.0
+    restarts: tuple[Restart, ...] = ()
+    version: int = RECORD_VERSION
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> RunSpec:
+        """Raises RecordError for JSON that is not a spec of this version, naming the field."""
+        try:
+            raw = json.loads(text)
+        except ValueError as error:
+            raise RecordError(f"run spec is not JSON: {error}") from error
+        if not isinstance(raw, dict):
+            raise RecordError(f"run spec: found {type(raw).__name__}, expected an object")
+        check_version("run spec", raw.get("version"))
+        names = {field.name for field in dataclasses.fields(RunSpec)}
+        unknown = sorted(set(raw) - names)
+        if unknown:
+            raise RecordError(
+                f"run spec: unknown field {unknown[0]!r}, expected one of {sorted(names)}"
+            )
+        try:
+            raw["restarts"] = tuple(Restart(**item) for item in raw.get("restarts") or ())
+            raw["pin"] = None if raw.get("pin") is None else tuple(int(cpu) for cpu in raw["pin"])
+            return RunSpec(**raw)
+        except TypeError as error:
+            raise RecordError(f"run spec: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """One line of a spool. `n` counts from 0 without gaps; a reader can prove it lost nothing."""
+
+    n: int
+    t_ns: int
+    kind: str
+    data: Mapping[str, Any]
+
+    def to_line(self) -> bytes:
+        record = {"v": RECORD_VERSION, "n": self.n, "t_ns": self.t_ns, "kind": self.kind}
+        return json.dumps({**record, "data": self.data}, separators=(",", ":")).encode() + b"\n"
+
+    @staticmethod
+    def from_line(line: bytes) -> Event:
+        """Raises RecordError for a line that is not an event of this version."""
+        try:
+            raw = json.loads(line)
+        except ValueError as error:
+            raise RecordError(f"event is not JSON: {error}; line begins {line[:80]!r}") from error
+        if not isinstance(raw, dict):
+            raise RecordError(f"event: found {type(raw).__name__}, expected an object")
+        check_version("event", raw.get("v"))
+        n, t_ns, kind, data = (raw.get(key) for key in ("n", "t_ns", "kind", "data"))
+        if type(n) is not int or type(t_ns) is not int or n < 0:
+            raise RecordError(f"event: n and t_ns must be whole numbers, found {n!r} and {t_ns!r}")
+        if kind not in EVENT_KINDS:
+            raise RecordError(f"event {n}: unknown kind {kind!r}, expected one of {EVENT_KINDS}")
+        if not isinstance(data, dict):
+            raise RecordError(f"event {n}: data is {type(data).__name__}, expected an object")
+        return Event(n, t_ns, kind, data)
+
+
+def check_version(what: str, found: object) -> None:
+    """Raises RecordError unless `found` is the version that this module writes."""
+    if found != RECORD_VERSION:
+        raise RecordError(
+            f"{what}: version {found!r}, this side reads version {RECORD_VERSION}; "
+            "deploy the engine of the same commit as the harness"
+        )

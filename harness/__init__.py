@@ -1,0 +1,1 @@
+"""The lab host: drives boards over SSH and judges what comes back."""

@@ -1,0 +1,162 @@
+"""What each stage leaves for the store and the dashboard, beside its verdict.
+
+`Verdict.details` holds `model_dump(mode="json")` of one of these. Long raw series are not here: they
+are arrays in the run's raw folder, named by the `Series` rows of the store.
+"""
+
+from __future__ import annotations
+
+from harness.verdicts import Record
+
+
+class TinyDetails(Record):
+    prompts: int
+    tokens_compared: int
+    first_mismatch: str | None  # "prompt 2, token 5: board 17, reference 99"
+    rss_first_mb: float
+    rss_last_mb: float
+    tokens_per_s: float
+
+
+class OpError(Record):
+    """One op of one comparison mode. Errors are over all positions of the reference run."""
+
+    op: str
+    kind: str
+    layer: int | None
+    mode: str  # "local": fed the reference's inputs; "free": the engine on its own
+    max_abs: float | None  # None: the board's output is not finite
+    rel_l2: float | None
+    cosine: float | None
+    worst_row_rel_l2: float | None
+    base_rel_l2: float  # naive implementation with the same quantisation
+    non_finite: int  # how many values
+    outcome: str  # an Outcome value
+    reason: str = ""
+
+
+class LogitsAgreement(Record):
+    positions: int
+    mean_kl: float
+    p99_kl: float
+    mean_kl_low: float  # bootstrap over positions, 95 %
+    mean_kl_high: float
+    top1: float
+    top1_low: float  # Wilson, 95 %
+    top1_high: float
+    kl_histogram: tuple[tuple[float, int], ...]  # (lower edge in log10 KL, count)
+
+
+class TextComparison(Record):
+    prompt: str
+    reference: str
+    board: str
+    tokens: int
+    first_divergence: int | None  # token index, None: identical
+    near_tie: bool
+    margin: float | None  # reference's top-2 logit margin at the divergence
+    noise: float  # noise floor the margin was compared with
+    repetition_rate: float  # share of repeated 4-grams in the board's text
+
+
+class AccuracyDetails(Record):
+    ops: tuple[OpError, ...]
+    first_bad_op: str | None
+    logits: LogitsAgreement
+    text: TextComparison
+    repeats: int
+    repeatable: bool  # the same run gives the same bits each time
+    hash_with_taps: str
+    hash_without_taps: str
+
+
+class CurvePoint(Record):
+    sweep: int
+    order: int  # position within the sweep (lengths are shuffled)
+    length: int  # positions in the cache before the token
+    tpot_ms: float  # median over the point's tokens
+    started_s: float  # since the run began
+    clock_mhz: float | None
+    temperature_c: float | None
+
+
+class CurveJump(Record):
+    length: int
+    ratio: float  # of TPOT after to before
+    cause: str  # "engine" | "throttling" | "unclear"
+
+
+class CurveFit(Record):
+    model: str  # affine | kink | step | step+kink
+    delta_bic: float  # affine's BIC minus the chosen model's
+    intercept_ms: float
+    slope_us_per_position: float
+    fitted: tuple[tuple[int, float], ...]  # (length, ms)
+    jumps: tuple[CurveJump, ...]
+
+
+class CurveDetails(Record):
+    points: tuple[CurvePoint, ...]
+    fit: CurveFit
+    context: int
+    tokens_per_s_start: float
+    tokens_per_s_end: float
+    end_ratio: float  # tokens/s at the end of the context over the start
+    ttft_s: float
+    prefill_tokens_per_s: float
+    weight_bytes: int
+    kv_bytes_per_position: int
+    bandwidth_gb_s: float | None  # the board's own linear read, measured in the same run
+    ceiling_tokens_per_s: float | None  # bandwidth over weight bytes
+    physics: str  # one sentence
+    rss_peak_mb: float
+    memory_mb: dict[str, float]  # weights, kv, temporary, other
+    clocks: str  # "valid", "unknown" or the reason why the run is invalid
+
+
+class StressTurn(Record):
+    conversation: int
+    turn: int
+    attempt: int  # of the engine process
+    prompt_tokens: int
+    new_tokens: int
+    cached_tokens: int  # positions in the cache after the turn
+    finish: str  # stop | length | cancelled | killed
+    started_s: float
+    ttft_s: float | None
+    tpot_ms: float | None
+
+
+class StressSample(Record):
+    t_s: float
+    rss_mb: float | None
+    cpu_percent: float | None
+    temperature_c: float | None
+    clock_mhz: float | None
+    tokens_per_s: float | None  # over the second that ended here
+
+
+class StressDetails(Record):
+    minutes: float
+    tokens: int
+    turns: tuple[StressTurn, ...]
+    samples: tuple[StressSample, ...]  # decimated to at most 2,000
+    itl_p50_ms: float
+    itl_p99_ms: float
+    leak: str  # "none" | "leak" | "too short to tell"
+    leak_growth_mb: float | None
+    leak_p: float | None
+    sustained_ratio: float | None  # last part over the early part
+    throttled_s: float
+    cancelled: int
+    restarts: int
+    golden_before: str  # hash of a golden generation
+    golden_after: str
+
+
+DETAILS = {
+    "tiny": TinyDetails,
+    "accuracy": AccuracyDetails,
+    "curve": CurveDetails,
+    "stress": StressDetails,
+}

@@ -1,0 +1,74 @@
+"""What a stage of a bring-up concludes: outcomes, checks with their numbers, and the verdict.
+
+ERROR is infrastructure (a lost link, a full disk, a missing Python) and never a finding about the
+product; FAIL is a finding. INVALID is a measurement that must not be judged (throttled, too noisy).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Outcome(StrEnum):
+    PASS = "pass"
+    WARN = "warn"
+    FAIL = "fail"
+    INVALID = "invalid"
+    ERROR = "error"
+    BLOCKED = "blocked"  # an earlier stage of the same board did not pass
+
+    @property
+    def lets_next_stage_run(self) -> bool:
+        return self in (Outcome.PASS, Outcome.WARN)
+
+    @property
+    def exit_code(self) -> int:
+        """0 good, 1 a finding, 2 infrastructure."""
+        return {"pass": 0, "warn": 0, "fail": 1, "invalid": 1, "error": 2, "blocked": 1}[self.value]
+
+
+# The worst first: what a summary shows for a set of outcomes.
+SEVERITY = (
+    Outcome.ERROR,
+    Outcome.FAIL,
+    Outcome.INVALID,
+    Outcome.BLOCKED,
+    Outcome.WARN,
+    Outcome.PASS,
+)
+
+
+def worst(outcomes: list[Outcome]) -> Outcome:
+    """The most severe of `outcomes`; PASS for none."""
+    return next((level for level in SEVERITY if level in outcomes), Outcome.PASS)
+
+
+class Record(BaseModel):
+    """Base of records that are stored or sent: frozen, unknown fields refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Check(Record):
+    """One acceptance line: what was measured against which limit, and a sentence for people."""
+
+    name: str  # stable id, e.g. "tokens_per_s_at_end"
+    outcome: Outcome
+    measured: float | str | None
+    limit: float | str | None  # None: informational
+    unit: str = ""
+    sentence: str
+
+
+class Verdict(Record):
+    """A stage's conclusion. `culprit` is an op id, and only set when the evidence names one."""
+
+    outcome: Outcome
+    headline: str  # one line, under 120 characters
+    checks: tuple[Check, ...] = ()
+    culprit: str | None = None
+    remedy: str | None = None  # what to do next, for FAIL and ERROR
+    details: dict[str, Any] = Field(default_factory=dict)  # a model of harness.jobs.details
