@@ -1,7 +1,7 @@
 """What each stage leaves for the store and the dashboard, beside its verdict.
 
-`Verdict.details` holds `model_dump(mode="json")` of one of these. Long raw series are not here: they
-are arrays in the run's raw folder, named by the `Series` rows of the store.
+`Verdict.details` holds `model_dump(mode="json")` of one of these. Long raw series are not here:
+they are arrays in the run's raw folder, named by the `Series` rows of the store.
 """
 
 from __future__ import annotations
