@@ -1,4 +1,4 @@
-"""What every reader returns: hyper-parameters as metadata, and named tensors that are mapped lazily.
+"""What every reader returns: hyper-parameters as metadata, and named, lazily mapped tensors.
 
 Readers check headers, sizes, ranges and offsets first, and raise `FormatError` (a ValueError) that
 names the field and its offset; nothing is allocated by a number read from a file before that number
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 
 class FormatError(ValueError):
-    """A model file that cannot be read: names file, field and offset, and says what was expected."""
+    """A model file that cannot be read: names file, field and offset, and what was expected."""
 
 
 @dataclasses.dataclass(frozen=True)
