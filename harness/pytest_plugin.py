@@ -1,0 +1,1 @@
+"""Bring-up stages as pytest tests."""

@@ -1,0 +1,70 @@
+"""What every test shares: its own state folder, and strict skips.
+
+A tier that cannot run says so with `pytest.skip("needs …")`. With HARNESS_STRICT=1 (continuous
+integration) such a skip is a failure: a green run then means that everything ran.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Before anything imports numpy: many test processes side by side must not each start a thread per
+# core.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+pytest_plugins = ["pytester"]
+
+NEEDS = "needs "
+
+
+def strict() -> bool:
+    return os.environ.get("HARNESS_STRICT", "") not in ("", "0")
+
+
+def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """The reason of a skipped report, "" for any other."""
+    if not report.skipped or not isinstance(report.longrepr, tuple):
+        return ""
+    return str(report.longrepr[2]).removeprefix("Skipped: ")
+
+
+def refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Turns a skip for want of something into a failure when HARNESS_STRICT is set."""
+    reason = skip_reason(report)
+    if strict() and reason.startswith(NEEDS) and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"HARNESS_STRICT=1 and this was skipped: {reason}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    report = yield
+    refuse_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Iterator[None]:
+    report = yield
+    refuse_skip(report)
+    return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def harness_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The state of this test session: results, leases and virtual boards of nobody else.
+
+    Not below pytest's own temporary folder, whose long name would not fit a Unix socket's path.
+    Downloads and reference outputs stay in the user's cache: they are made again from hashes.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="harness-") as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("HARNESS_HOME", folder)
+        yield Path(folder)
