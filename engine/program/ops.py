@@ -22,6 +22,7 @@ PLACEMENT: Mapping[str, str] = {
     "attention": "vector",
     "swiglu": "vector",
     "add": "vector",
+    "select": "control",
 }
 
 
@@ -47,8 +48,9 @@ class Op:
 class Program:
     """The ops of one decode step, in an order that respects their reads and writes.
 
-    `inputs` are buffers the caller fills (`tokens` (T,) int64, `positions` (T,) int64); `output` is
-    the logits buffer. `caches` are written and read across steps.
+    `inputs` are buffers the caller fills: `tokens` (T,) int64, `positions` (T,) int64, and `rows`
+    (R,) int64, the rows of T whose logits are wanted. `output` is the logits buffer, (R, V).
+    `caches` are written and read across steps.
     """
 
     ops: tuple[Op, ...]
