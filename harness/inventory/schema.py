@@ -1,0 +1,296 @@
+"""What `devices.yaml` may say about a board. Every key is named here; unknown keys are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    model_validator,
+)
+
+from harness.inventory.scalars import (
+    BOARD_NAME,
+    VARIABLE,
+    Number,
+    Refused,
+    Switch,
+    Whole,
+    describe,
+    parse_fingerprint,
+    parse_host,
+    parse_port,
+    parse_whole,
+)
+
+# Tried in this order; a home folder first, since /tmp is often small, noexec or emptied at boot.
+DEFAULT_FOLDERS = (
+    "~/.cache/decode-harness",
+    "/var/tmp/decode-harness",  # noqa: S108 - a folder on the board, probed before use
+    "/tmp/decode-harness",  # noqa: S108 - as above
+)
+
+
+class Entry(BaseModel):
+    """Base of everything in the file: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def _bounded(low: float, high: float) -> AfterValidator:
+    def check(value: float) -> float:
+        if not low <= value <= high:
+            raise Refused(f"{value:g}", f"a number from {low:g} to {high:g}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _one_line(value: str) -> str:
+    if not value or any(ord(letter) < 32 or ord(letter) == 127 for letter in value):
+        raise Refused(describe(value), "text on one line without control characters")
+    return value
+
+
+def _threads(value: Any) -> int | str:
+    if value == "auto":
+        return "auto"
+    try:
+        count = parse_whole(value)
+    except Refused as error:
+        raise Refused(describe(value), "'auto' or a whole number") from error
+    if not 1 <= count <= 1024:
+        raise Refused(describe(value), "'auto' or a whole number from 1 to 1024")
+    return count
+
+
+def _pin(value: Any) -> str | tuple[int, ...]:
+    if value == "big":
+        return "big"
+    if not isinstance(value, (list, tuple)) or not value:
+        raise Refused(describe(value), "'big' or a list of core numbers such as [4, 5, 6, 7]")
+    cores = tuple(parse_whole(core) for core in value)
+    if min(cores) < 0 or max(cores) > 4095 or len(set(cores)) != len(cores):
+        raise Refused(str(list(cores)), "different core numbers from 0 to 4095")
+    return cores
+
+
+def _refuse_count(value: Any) -> int | str:
+    if value == "always":
+        return "always"
+    try:
+        count = parse_whole(value)
+    except Refused as error:
+        raise Refused(describe(value), "a number of connections or 'always'") from error
+    if count < 0:
+        raise Refused(describe(value), "a number of connections or 'always'")
+    return count
+
+
+def _key_file(value: Any, info: ValidationInfo) -> Path:
+    if not isinstance(value, (str, Path)) or not str(value):
+        raise Refused(describe(value), "the path of a private key file")
+    if "PRIVATE KEY" in str(value):
+        raise Refused("the text of a private key", "the path of a key file", "never paste keys")
+    path = Path(value).expanduser()
+    folder = (info.context or {}).get("folder")
+    return Path(folder) / path if folder else path
+
+
+def _folder(value: str) -> str:
+    _one_line(value)
+    if not (value.startswith("/") or value == "~" or value.startswith("~/")):
+        raise Refused(describe(value), "a path on the board beginning with '/' or '~/'")
+    return value
+
+
+def _variable(value: str) -> str:
+    if not VARIABLE.fullmatch(value):
+        raise Refused(describe(value), "the name of an environment variable")
+    return value
+
+
+def _tag(value: str) -> str:
+    if not value or any(letter.isspace() or letter == "," for letter in value):
+        raise Refused(describe(value), "a tag without spaces or commas")
+    return value
+
+
+OneLine = Annotated[str, AfterValidator(_one_line)]
+Positive = Annotated[Number, _bounded(1e-9, 1e12)]
+Share = Annotated[Number, _bounded(0, 1)]
+Count = Annotated[Whole, _bounded(1, 1 << 40)]
+Port = Annotated[int, BeforeValidator(parse_port)]
+Fingerprint = Annotated[str, BeforeValidator(parse_fingerprint)]
+KeyFile = Annotated[Path, BeforeValidator(_key_file)]
+
+
+class Budget(Entry):
+    """What the board must reach. None: not judged."""
+
+    memory_mb: Positive | None = None  # MiB, peak of the engine
+    min_tokens_per_s: Positive | None = None
+    max_ttft_s: Positive | None = None
+    min_cosine: Share = 0.99  # of every op's output against the reference
+    max_kl: Positive = 0.05  # nats, mean over positions
+    min_end_of_context_ratio: Share | None = None  # tokens/s at the end over the start
+
+
+class Virtual(Entry):
+    """A board simulated on this machine, and the faults it shows. Times in seconds."""
+
+    cpus: Count | None = None
+    memory_mb: Count | None = None  # MiB, a real limit for each process on the board
+    isa: Literal["native", "cortex-a53", "cortex-a76"] = "native"
+    shell: Literal["sh", "fish", "csh"] = "sh"  # the login shell
+    freeze_after: Positive | None = None  # after a session began: stops answering, stays connected
+    refuse: Annotated[int | Literal["always"], BeforeValidator(_refuse_count)] = 0  # connections
+    slow_kbps: Count | None = None  # kilobit/s, each direction
+    drop_link_at: Positive | None = None  # after a session began, once: the connection is cut
+    reboot_at: Positive | None = None  # after a session began, once: processes end, new boot_id
+    full_disk: Switch = False
+    readonly_root: Switch = False
+    noexec_tmp: Switch = False
+    clock: Annotated[Whole, _bounded(1970, 2100)] | None = None  # the year the wall clock shows
+    noisy_shell: Switch = False  # the shell's start files print on both streams
+    no_sftp: Switch = False
+    host_key_changes: Switch = False  # a new host key at each start
+    no_python: Switch = False
+
+
+class Toolchain(Entry):
+    """How native code for the board is built on the host."""
+
+    kind: Literal["zig", "cc"]
+    target: OneLine | None = None  # zig: a triple, with the board's libc version
+    cpu: OneLine | None = None
+    command: OneLine | None = None  # cc: the compiler
+    flags: tuple[OneLine, ...] = ()
+
+    @model_validator(mode="after")
+    def _complete(self) -> Toolchain:
+        needed, value = ("target", self.target) if self.kind == "zig" else ("command", self.command)
+        if value is None:
+            raise Refused(f"kind: {self.kind} without '{needed}'", f"'{needed}'")
+        return self
+
+
+class PowerCommands(Entry):
+    """Commands on the host. `status` prints on, off or anything else for unknown."""
+
+    on: OneLine
+    off: OneLine
+    cycle: OneLine | None = None
+    status: OneLine | None = None
+
+
+class Power(Entry):
+    """What switches the board's supply."""
+
+    driver: Literal["labgrid", "command"] = "command"
+    place: OneLine | None = None  # labgrid
+    command: PowerCommands | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Power:
+        needed, other = ("place", "command") if self.driver == "labgrid" else ("command", "place")
+        if getattr(self, needed) is None:
+            raise Refused(f"driver: {self.driver} without '{needed}'", f"'{needed}'")
+        if getattr(self, other) is not None:
+            raise Refused(f"driver: {self.driver} with '{other}'", f"only '{needed}'")
+        return self
+
+
+def _split_host(data: Any) -> Any:
+    """Before validation: `host: name:port` becomes host and port."""
+    if isinstance(data, dict) and isinstance(data.get("host"), str):
+        host, port = parse_host(data["host"]) if ":" in data["host"] else (data["host"], None)
+        if port is not None and "port" in data:
+            raise Refused("a port in 'host' and a key 'port'", "one of them")
+        data = {**data, "host": f"[{host}]" if ":" in host else host}
+        if port is not None:
+            data["port"] = port
+    return data
+
+
+def _host(value: str) -> str:
+    return parse_host(value)[0]
+
+
+Host = Annotated[str, AfterValidator(_host)]
+
+
+class Jump(Entry):
+    """A host that connections pass through. `via` is the next one towards us."""
+
+    name: str = ""
+    host: Host
+    port: Port = 22
+    user: OneLine = "root"
+    host_key: Fingerprint | None = None
+    key_file: KeyFile | None = None
+    via: Jump | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _host_and_port(cls, data: Any) -> Any:
+        return _split_host(data)
+
+
+class Board(Entry):
+    """One board. For a virtual one, host and port are chosen when it starts."""
+
+    name: str
+    host: Host = "127.0.0.1"
+    port: Port = 22
+    user: OneLine = "root"
+    host_key: Fingerprint | None = None  # SHA256 fingerprint; without it no connection is made
+    key_file: KeyFile | None = None  # None: the agent's keys
+    jump: Jump | None = None
+    tags: tuple[Annotated[str, AfterValidator(_tag)], ...] = ()
+    python: OneLine | None = None  # path on the board; None: the probe looks for one
+    threads: Annotated[int | Literal["auto"], BeforeValidator(_threads)] = "auto"
+    pin: Annotated[Literal["big"] | tuple[int, ...] | None, BeforeValidator(_pin)] = None
+    environment: dict[Annotated[str, AfterValidator(_variable)], str] = Field(default_factory=dict)
+    folders: tuple[Annotated[str, AfterValidator(_folder)], ...] = DEFAULT_FOLDERS
+    power: Power | None = None
+    toolchain: Toolchain | None = None
+    budget: Budget = Field(default_factory=Budget)
+    virtual: Virtual | None = None
+    stress_minutes: Annotated[Number, _bounded(0.1, 7 * 24 * 60)] = 30.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prepare(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("power") == "none":
+            data = {**data, "power": None}
+        return _split_host(data)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Board:
+        if not BOARD_NAME.fullmatch(self.name):
+            raise Refused(
+                f"the board name {describe(self.name)}",
+                "letters, digits, '.', '_' and '-', at most 64, a letter or digit first",
+            )
+        if not self.folders:
+            raise Refused("an empty list of folders", "at least one folder")
+        if self.virtual is None and "host" not in self.model_fields_set:
+            raise Refused(
+                f"board {self.name!r} has neither 'host' nor 'virtual'",
+                "one of them",
+                "name its address in 'host', or write 'virtual: {}' for a simulated board",
+            )
+        extra = self.model_fields_set & {"host", "port", "host_key", "key_file", "jump"}
+        if self.virtual is not None and extra:
+            raise Refused(
+                f"'virtual' together with {', '.join(map(repr, sorted(extra)))}",
+                "one or the other: a virtual board chooses these itself",
+            )
+        return self
