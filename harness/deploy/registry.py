@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,8 +14,6 @@ from harness.deadline import Deadline
 from harness.errors import HarnessError
 
 POLL_S = 0.25
-# What pip prints when it looked and there is nothing that fits (its wording since pip 9).
-NO_MATCH = ("No matching distribution found", "Could not find a version that satisfies")
 
 
 class NoSuchWheel(HarnessError):
@@ -112,7 +110,6 @@ def _explain(requirement: str, text: str) -> HarnessError:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     last = next((line for line in reversed(lines) if line.startswith("ERROR")), "")
     last = last or (lines[-1] if lines else "pip said nothing")
-    offline = ("NewConnectionError", "ConnectTimeout", "Name or service", "Max retries", "proxy")
     if "No module named pip" in text:
         return HarnessError(
             f"{sys.executable} has no pip, which fetches {requirement}",
@@ -123,14 +120,16 @@ def _explain(requirement: str, text: str) -> HarnessError:
             f"{requirement}: the registry's file differs from the recorded SHA-256",
             remedy="do not use it; find out which mirror your pip is set to",
         )
-    # An unreachable registry ends in "no matching distribution" too, after its connection errors.
-    if any(word in text for word in offline) or not any(words in text for words in NO_MATCH):
+    # "none": pip saw no version at all, which is how an unreachable registry ends as well.
+    others = re.search(r"\(from versions: (.+)\)", text)
+    if others is None or others[1] == "none":
         return HarnessError(
             f"pip could not download {requirement}: {last}",
             remedy="connect this machine to a package registry (pip config, PIP_INDEX_URL, "
             "PIP_FIND_LINKS or a proxy) and run the command again",
         )
-    return NoSuchWheel(f"no wheel of {requirement} fits: {last}")
+    newest = others[1].split(", ")[-1]
+    return NoSuchWheel(f"no wheel of {requirement} fits (the newest that does: {newest})")
 
 
 def monotonic_progress(
@@ -150,4 +149,4 @@ def monotonic_progress(
 
 def download_deadline(seconds: float = 900.0) -> Deadline:
     """The time that one download may take."""
-    return Deadline(time.monotonic() + seconds, f"{seconds:g} s for a download")
+    return Deadline.after(seconds, f"{seconds:g} s for a download")
