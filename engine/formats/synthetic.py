@@ -1,0 +1,226 @@
+"""A small llama model made from a seed: no file, no download, the same numbers on every machine.
+
+Weights come from the raw 64-bit words of Philox-4x64 (a counter-based generator, Salmon et al.,
+"Parallel random numbers: as easy as 1, 2, 3", SC 2011), keyed by the seed and the tensor's name.
+Each word's four 16-bit parts are summed (Irwin-Hall, close to normal) in whole numbers, so that no
+library's notion of a normal distribution, and no machine's `log`, changes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.formats.bytelevel import byte_characters
+from engine.formats.checkpoint import FormatError, TensorInfo
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+# Bytes that no UTF-8 text contains. A vocabulary of exactly 256 gives their places to the special
+# tokens, and still spells every text.
+_NEVER_IN_UTF8 = (0xFD, 0xFE, 0xFF)
+_WORDS = (
+    "the of and to in is that it for was on are as with his they at be this have from or one had"
+)
+_LOGIT_SPREAD = 3.0  # standard deviation of the logits, so that the best token stands out
+
+
+class SyntheticCheckpoint:
+    """A llama model under GGUF's metadata keys and tensor names; float32 weights. See `Checkpoint`.
+
+    `head_dim` None is width / heads. `tied` leaves the output matrix out, so the embedding serves.
+    `rope` adds or overrides metadata keys (those after `llama.rope.`), for RoPE variants.
+    Raises FormatError for sizes that make no model.
+    """
+
+    format = "synthetic"
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        layers: int = 2,
+        width: int = 64,
+        heads: int = 4,
+        kv_heads: int = 2,
+        head_dim: int | None = None,
+        ffn: int = 128,
+        vocab: int = 256,
+        context: int = 256,
+        tokenizer: bool = True,
+        tied: bool = False,
+        rope: Mapping[str, Any] | None = None,
+    ) -> None:
+        sizes = {
+            "layers": layers,
+            "width": width,
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "ffn": ffn,
+            "vocab": vocab,
+            "context": context,
+        }
+        for name, size in sizes.items():
+            if size < 1:
+                raise FormatError(f"synthetic model: {name} is {size}, at least 1 expected")
+        if heads % kv_heads:
+            raise FormatError(
+                f"synthetic model: {heads} heads cannot share {kv_heads} key/value heads evenly"
+            )
+        if head_dim is None:
+            if width % heads:
+                raise FormatError(f"synthetic model: width {width} is no multiple of {heads} heads")
+            head_dim = width // heads
+        if head_dim % 2:
+            raise FormatError(
+                f"synthetic model: head dimension {head_dim} is odd; RoPE needs pairs"
+            )
+        self.seed = seed
+        self.path = Path(f"synthetic-{seed}")
+        self.metadata: Mapping[str, Any] = {
+            "general.architecture": "llama",
+            "general.name": f"synthetic {layers}x{width} seed {seed}",
+            "llama.block_count": layers,
+            "llama.context_length": context,
+            "llama.embedding_length": width,
+            "llama.feed_forward_length": ffn,
+            "llama.attention.head_count": heads,
+            "llama.attention.head_count_kv": kv_heads,
+            "llama.attention.key_length": head_dim,
+            "llama.attention.value_length": head_dim,
+            "llama.attention.layer_norm_rms_epsilon": 1e-5,
+            "llama.rope.dimension_count": head_dim,
+            "llama.rope.freq_base": 10000.0,
+            "llama.vocab_size": vocab,
+            **{f"llama.rope.{key}": value for key, value in (rope or {}).items()},
+        }
+        self._deviations: dict[str, tuple[float, float]] = {}
+        self._tensors: dict[str, TensorInfo] = {}
+        self.tensors: Mapping[str, TensorInfo] = self._tensors
+        self._add("token_embd.weight", (vocab, width), 1.0)
+        for layer in range(layers):
+            block = f"blk.{layer}."
+            self._add(block + "attn_norm.weight", (width,), 0.1, mean=1.0)
+            self._add(block + "attn_q.weight", (heads * head_dim, width))
+            self._add(block + "attn_k.weight", (kv_heads * head_dim, width))
+            self._add(block + "attn_v.weight", (kv_heads * head_dim, width))
+            self._add(block + "attn_output.weight", (width, heads * head_dim))
+            self._add(block + "ffn_norm.weight", (width,), 0.1, mean=1.0)
+            self._add(block + "ffn_gate.weight", (ffn, width))
+            self._add(block + "ffn_up.weight", (ffn, width))
+            self._add(block + "ffn_down.weight", (width, ffn))
+        self._add("output_norm.weight", (width,), 0.1, mean=1.0)
+        if not tied:
+            self._add("output.weight", (vocab, width), _LOGIT_SPREAD / math.sqrt(width))
+        self.tokenizer: Mapping[str, Any] | None = byte_tokenizer(vocab) if tokenizer else None
+
+    def raw(self, name: str) -> npt.NDArray[np.uint8]:
+        """The float32 values as bytes: (rows, bytes per row)."""
+        info = self._info(name)
+        rows = self.float32(name).reshape(math.prod(info.shape[:-1]), info.shape[-1])
+        return rows.view(np.uint8)
+
+    def float32(self, name: str) -> npt.NDArray[np.float32]:
+        info = self._info(name)
+        deviation, mean = self._deviations[name]
+        return deterministic_normal(self.seed, name, info.shape, deviation, mean)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _add(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        deviation: float | None = None,
+        *,
+        mean: float = 0.0,
+    ) -> None:
+        """Without a deviation the outputs of a unit-variance input have unit variance."""
+        scale = 1.0 / math.sqrt(shape[-1]) if deviation is None else deviation
+        self._deviations[name] = (scale, mean)
+        self._tensors[name] = TensorInfo(name, shape, "F32", 4 * math.prod(shape))
+
+    def _info(self, name: str) -> TensorInfo:
+        if name not in self._tensors:
+            raise FormatError(f"{self.path}: no tensor {name!r} among its {len(self._tensors)}")
+        return self._tensors[name]
+
+
+def deterministic_normal(
+    seed: int, name: str, shape: tuple[int, ...], deviation: float, mean: float = 0.0
+) -> npt.NDArray[np.float32]:
+    """Nearly normal values (within 3.5 deviations), the same for a seed and name everywhere."""
+    digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
+    key = np.frombuffer(digest[:16], "<u8")
+    words = np.random.Philox(key=key).random_raw(math.prod(shape))
+    total = np.zeros(words.shape, np.int64)
+    for shift in (0, 16, 32, 48):
+        total += ((words >> np.uint64(shift)) & np.uint64(0xFFFF)).astype(np.int64)
+    # Four uniform numbers of 0..65535: mean 2 * 65535, variance 4 * (65536² - 1) / 12.
+    centred = (total - 2 * 65535).astype(np.float32)
+    step = np.float32(deviation / math.sqrt((65536.0**2 - 1) / 3))
+    return (centred * step + np.float32(mean)).reshape(shape)
+
+
+def byte_tokenizer(vocab: int) -> dict[str, Any]:
+    """A byte-level BPE vocabulary of `vocab` entries: bytes, special tokens, merges, unused ones.
+
+    Raises FormatError below 256, where bytes have no room.
+    """
+    if vocab < 256:
+        raise FormatError(
+            f"synthetic model: a vocabulary of {vocab} cannot spell every byte; "
+            "use at least 256, or tokenizer=False"
+        )
+    characters = byte_characters()
+    tokens = [characters[byte] for byte in range(256)]
+    types = [1] * 256  # LLAMA_TOKEN_TYPE_NORMAL
+    merges: list[str] = []
+    if vocab < 256 + len(SPECIALS):
+        for byte, special in zip(_NEVER_IN_UTF8, SPECIALS):
+            tokens[byte], types[byte] = special, 3  # LLAMA_TOKEN_TYPE_CONTROL
+    else:
+        tokens += SPECIALS
+        types += [3] * len(SPECIALS)
+        for left, right in _word_merges():
+            if len(tokens) < vocab and left + right not in tokens:
+                tokens.append(left + right)
+                types.append(1)
+                merges.append(f"{left} {right}")
+    unused = vocab - len(tokens)
+    tokens += [f"<|unused_{index}|>" for index in range(unused)]
+    types += [5] * unused  # LLAMA_TOKEN_TYPE_UNUSED
+    return {
+        "kind": "gpt2",
+        "pre": "gpt-2",
+        "tokens": tokens,
+        "token_types": types,
+        "merges": merges,
+        "bos_id": tokens.index(SPECIALS[0]),
+        "eos_id": tokens.index(SPECIALS[2]),
+        "add_bos": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+
+
+def _word_merges() -> list[tuple[str, str]]:
+    """Merges that build common words letter by letter, with the space before them."""
+    found: list[tuple[str, str]] = []
+    for word in _WORDS.split():
+        built = byte_characters()[0x20]
+        for letter in word:
+            found.append((built, letter))
+            built += letter
+    return found
