@@ -1,0 +1,229 @@
+"""The decode loop: a decoder with its KV cache, and generation on top of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.architectures import family_named
+from engine.package import Package
+from engine.runtime.state import ContextFull, KVCache, State
+from engine.runtime.sync import NonFinite, SyncExecutor
+from engine.runtime.trace import Taps, Trace
+from engine.sampling import Sampling, choose
+from engine.units import load_unit
+
+__all__ = ["ContextFull", "Decoder", "Generation", "GenerationResult", "NonFinite", "generate"]
+
+# Prefill runs in pieces, so that activations stay within some 30 MB for small models.
+PREFILL_TOKENS = 128
+
+
+class Decoder:
+    """A model with one sequence in its KV cache.
+
+    `context` bounds positions (default: the model's own). `unit_options` go to the unit, such as
+    `dtype=np.float64` for the reference.
+    """
+
+    def __init__(
+        self,
+        package: Package,
+        *,
+        unit: str = "packed",
+        context: int | None = None,
+        trace: Trace | None = None,
+        **unit_options: Any,
+    ) -> None:
+        hp = package.hyperparameters
+        self.package, self.hyperparameters = package, hp
+        self.context = hp.context if context is None else context
+        if not 1 <= self.context <= hp.context:
+            raise ValueError(f"context is {self.context}, expected 1 to the model's {hp.context}")
+        self.unit = load_unit(unit, package, context=self.context, **unit_options)
+        self.program = family_named(hp.architecture).program(hp)
+        self.cache = KVCache(hp.layers, self.context, hp.kv_heads, hp.head_dim, self.unit.dtype)
+        self.executor = SyncExecutor(self.program, self.unit, trace)
+        self.position = 0
+        self._caches = self.cache.buffers()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a step reads."""
+        return self.package.weight_bytes
+
+    @property
+    def kv_bytes_per_position(self) -> int:
+        """Bytes of keys and values that a step reads for each cached position."""
+        return self.cache.bytes_per_position
+
+    def advance(
+        self,
+        tokens: npt.NDArray[np.int64],
+        *,
+        taps: Taps | None = None,
+        all_logits: bool = False,
+    ) -> npt.NDArray[np.float32]:
+        """Append `tokens` (T,) and return the last one's logits (V,), or all of them (T, V).
+
+        T = 1 is a decode step, T > 1 prefill. Raises ContextFull before anything is written,
+        ValueError for a token outside the vocabulary, NonFinite naming the op.
+        """
+        tokens = np.asarray(tokens, np.int64)
+        if tokens.ndim != 1 or not tokens.size:
+            raise ValueError(
+                f"tokens have shape {tokens.shape}, expected (T,) with T of at least 1"
+            )
+        vocab = self.hyperparameters.vocab
+        if tokens.min() < 0 or tokens.max() >= vocab:
+            bad = int(tokens[(tokens < 0) | (tokens >= vocab)][0])
+            raise ValueError(f"token {bad} is outside the vocabulary of {vocab}")
+        if self.position + tokens.size > self.context:
+            raise ContextFull(self.position, tokens.size, self.context)
+        found = []
+        for start in range(0, tokens.size, PREFILL_TOKENS):
+            piece = tokens[start : start + PREFILL_TOKENS]
+            last = start + piece.size == tokens.size
+            rows = np.arange(piece.size) if all_logits else np.array([piece.size - 1])
+            state: State = {
+                "tokens": piece,
+                "positions": np.arange(self.position, self.position + piece.size),
+                "rows": rows,
+                **self._caches,
+            }
+            logits = self.executor.run(state, taps)
+            self.position += piece.size
+            if all_logits or last:
+                found.append(logits)
+        return np.concatenate(found) if all_logits else found[-1][-1]
+
+    def truncate(self, position: int) -> None:
+        """Forget the positions from `position` on; their slots are written again later."""
+        if not 0 <= position <= self.position:
+            raise ValueError(f"cannot truncate to {position}: {self.position} positions are cached")
+        self.position = position
+
+    def reset(self) -> None:
+        self.position = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenEvent:
+    """One generated token; `t_ns` is CLOCK_MONOTONIC when it was chosen."""
+
+    token: int
+    index: int
+    t_ns: int
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerationResult:
+    """What a generation was. Times in seconds; ITL are the gaps between tokens.
+
+    TPOT = (end to end − TTFT) / (N − 1), None for fewer than two tokens.
+    """
+
+    tokens: tuple[int, ...]
+    finish: str  # "stop", "length" or "cancelled"
+    prompt_tokens: int
+    started_ns: int
+    t_ns: tuple[int, ...]
+
+    @property
+    def ttft_s(self) -> float | None:
+        return (self.t_ns[0] - self.started_ns) / 1e9 if self.t_ns else None
+
+    @property
+    def tpot_s(self) -> float | None:
+        if len(self.t_ns) < 2:
+            return None
+        return (self.t_ns[-1] - self.t_ns[0]) / 1e9 / (len(self.t_ns) - 1)
+
+    def itl_ms(self, percentile: float) -> float | None:
+        """A percentile (0–100) of the inter-token latency in milliseconds."""
+        if len(self.t_ns) < 2:
+            return None
+        return float(np.percentile(np.diff(np.asarray(self.t_ns)), percentile)) / 1e6
+
+
+class Generation(Iterator[TokenEvent]):
+    """An iterator over generated tokens; `result` is whole once it is exhausted or cancelled."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        max_new: int,
+        stop_ids: Collection[int],
+        cancel: Callable[[], bool] | None,
+    ) -> None:
+        if not len(prompt):
+            raise ValueError("the prompt has no tokens; give at least the BOS token")
+        if max_new < 1:
+            raise ValueError(f"max_new is {max_new}, expected at least 1")
+        if decoder.position + len(prompt) > decoder.context:
+            raise ContextFull(decoder.position, len(prompt), decoder.context)
+        self._decoder, self._sampling, self._cancel = decoder, sampling, cancel
+        self._prompt = np.asarray(prompt, np.int64)
+        self._max_new, self._stop_ids = max_new, frozenset(stop_ids)
+        self._tokens: list[int] = []
+        self._t_ns: list[int] = []
+        self._started_ns = time.monotonic_ns()
+        self._finish: str | None = None
+
+    def __next__(self) -> TokenEvent:
+        if self._finish is None and self._cancel is not None and self._cancel():
+            self._finish = "cancelled"
+        if self._finish is not None:
+            raise StopIteration
+        fed = self._prompt if not self._tokens else np.array([self._tokens[-1]])
+        logits = self._decoder.advance(fed)
+        seen = [*self._prompt.tolist(), *self._tokens]
+        penalised = seen if self._sampling.repetition_penalty != 1.0 else ()
+        token = choose(logits, self._sampling, len(self._tokens), penalised)
+        now = time.monotonic_ns()
+        self._tokens.append(token)
+        self._t_ns.append(now)
+        if token in self._stop_ids:
+            self._finish = "stop"
+        elif len(self._tokens) == self._max_new or self._decoder.position == self._decoder.context:
+            self._finish = "length"
+        return TokenEvent(token, len(self._tokens) - 1, now)
+
+    @property
+    def result(self) -> GenerationResult:
+        """Raises RuntimeError while tokens are still to come."""
+        if self._finish is None:
+            raise RuntimeError("the generation is not finished: iterate over it first")
+        return GenerationResult(
+            tuple(self._tokens),
+            self._finish,
+            len(self._prompt),
+            self._started_ns,
+            tuple(self._t_ns),
+        )
+
+
+def generate(
+    decoder: Decoder,
+    prompt: Sequence[int],
+    *,
+    sampling: Sampling | None = None,
+    max_new: int,
+    stop_ids: Collection[int] = (),
+    cancel: Callable[[], bool] | None = None,
+) -> Generation:
+    """Continue from the decoder's position with `prompt`, then up to `max_new` tokens.
+
+    Ends on any of `stop_ids` ("stop"), on `max_new` or a full context ("length"), or when `cancel`
+    says so. The newest token is not in the cache yet: a next turn's prompt begins with it. Raises
+    ContextFull for a prompt that does not fit, ValueError for an empty one.
+    """
+    chosen = sampling or Sampling()
+    return Generation(decoder, prompt, chosen, max_new, stop_ids, cancel)

@@ -1,0 +1,76 @@
+"""The sync executor: op by op, each finished before the next; where taps and traces are taken."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import numpy as np
+
+from engine.program.ops import Op, Program
+from engine.runtime.state import Buffer, State
+from engine.runtime.trace import Taps, Trace
+from engine.units import Unit
+
+
+class NonFinite(ArithmeticError):
+    """An op wrote NaN or infinity. Names the step, the op and how many values."""
+
+    def __init__(self, step: int, op: Op, count: int, size: int, kind: str) -> None:
+        self.step, self.op, self.layer, self.count = step, op.id, op.layer, count
+        super().__init__(f"step {step}, op {op.id}: {count} of {size} values are {kind}")
+
+
+class SyncExecutor:
+    """Runs a program on one unit. A buffer is dropped after its last reader."""
+
+    def __init__(self, program: Program, unit: Unit, trace: Trace | None = None) -> None:
+        self.program, self.unit, self.trace = program, unit, trace
+        self.step = 0
+        readers = Counter(name for op in program.ops for name in op.reads)
+        kept = {program.output, *program.inputs, *program.caches}
+        self._drops: list[tuple[str, ...]] = []
+        for op in program.ops:
+            readers.subtract(op.reads)
+            done = [name for name in set(op.reads) - kept if readers[name] == 0]
+            done += [name for name in set(op.writes) - kept if readers[name] == 0]
+            self._drops.append(tuple(done))
+
+    def run(self, state: State, taps: Taps | None = None) -> Buffer:
+        """One step. `state` holds inputs and caches; returns the logits (R, V).
+
+        Raises NonFinite naming the first op whose output is not finite.
+        """
+        trace = self.trace
+        for index, op in enumerate(self.program.ops):
+            start = time.perf_counter_ns() if trace else 0
+            self.unit.execute(op, state)
+            if trace:
+                trace.record(self.step, index, start, time.perf_counter_ns())
+            if op.kind not in ("kv_append", "select"):
+                for name in op.writes:
+                    _require_finite(self.step, op, state[name])
+            if taps:
+                taps.record(op, state)
+            for name in self._drops[index]:
+                del state[name]
+        self.step += 1
+        return state[self.program.output]
+
+    def run_op(self, op: Op, state: State) -> None:
+        """One op alone, on whatever `state` holds: how an op is compared with its reference."""
+        self.unit.execute(op, state)
+
+
+def _require_finite(step: int, op: Op, values: Buffer) -> None:
+    # A dot product with itself is finite if every value is, and costs a tenth of isfinite; values
+    # beyond the square root of the range overflow it, so a hit is looked at properly.
+    flat = values.reshape(-1)
+    if np.isfinite(np.dot(flat, flat)):
+        return
+    finite = np.isfinite(flat)
+    if not finite.all():
+        nans = int(np.isnan(flat).sum())
+        count = int(flat.size - np.count_nonzero(finite))
+        kind = "NaN" if nans == count else "infinite" if not nans else "NaN or infinite"
+        raise NonFinite(step, op, count, flat.size, kind)
