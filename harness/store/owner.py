@@ -24,6 +24,10 @@ _TEXT = re.compile(
 )
 
 
+# A process that lives, but that this user may not look at (/proc mounted with hidepid).
+_UNREADABLE = -1
+
+
 @dataclasses.dataclass(frozen=True)
 class Owner:
     user: str
@@ -50,7 +54,9 @@ def current_owner() -> str:
     """This process, as an owner."""
     pid = os.getpid()
     ticks = _start_ticks(pid)
-    if ticks is None:  # cannot happen to a living process that may read about itself
+    if (
+        ticks is None or ticks == _UNREADABLE
+    ):  # cannot happen to a living process that may read about itself
         raise RuntimeError(f"process {pid} finds no start time of itself")
     try:
         user = getpass.getuser()
@@ -71,7 +77,8 @@ def is_dead(text: str) -> bool:
         return False
     if owner.boot != boot_identity():
         return True  # this machine has booted since
-    return _start_ticks(owner.pid) != owner.ticks
+    ticks = _start_ticks(owner.pid)
+    return ticks is None or ticks not in (owner.ticks, _UNREADABLE)
 
 
 def boot_identity() -> str:
@@ -101,7 +108,7 @@ def _start_ticks(pid: int) -> int | None:
         try:
             text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
         except OSError:
-            return None
+            return _UNREADABLE if psutil.pid_exists(pid) else None
         # The command name is in parentheses and may hold anything, so split behind the last one.
         fields = text.rpartition(")")[2].split()
         return None if fields[0] in "ZX" else int(fields[19])
@@ -112,3 +119,5 @@ def _start_ticks(pid: int) -> int | None:
         return int(process.create_time() * 100)
     except psutil.NoSuchProcess:
         return None
+    except psutil.AccessDenied:
+        return _UNREADABLE
