@@ -21,16 +21,18 @@ def unit_names() -> list[str]:
     return sorted(set(names) - helpers)
 
 
-def load_unit(name: str, package: Package, *, context: int, **options: Any) -> Unit:
-    """Unit `name` for one package; `context` bounds the positions it will see.
+def load_unit(name: str, package: Package, *, context: int | None = None, **options: Any) -> Unit:
+    """Unit `name` for one package; `context` bounds the positions it will see (default: the
+    model's own).
 
     With `ENGINE_FAULT` set, the unit is wrapped by the faulty one, which says so in its name.
     Raises ValueError for an unknown name or fault.
     """
     if name not in unit_names():
         raise ValueError(f"unit {name!r} is not known; known: {', '.join(unit_names())}")
+    positions = package.hyperparameters.context if context is None else context
     module = importlib.import_module(f"engine.units.{name}")
-    unit = cast(Unit, module.create(package, context=context, **options))
+    unit = cast(Unit, module.create(package, context=positions, **options))
     fault = os.environ.get(FAULT_VARIABLE)
     if not fault:
         return unit
