@@ -231,6 +231,12 @@ class Tokenizer:
             self._types[index] = CONTROL
         return ends
 
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(
+            self._data.get("chat_template") or self._data.get("config", {}).get("chat_template")
+        )
+
     def _chat_template(self) -> str:
         template = self._data.get("chat_template") or self._data.get("config", {}).get(
             "chat_template"
