@@ -1,16 +1,18 @@
 """The package: one file with everything a board needs of a model, mapped read-only.
 
-    magic "DECODPK1" | u64 length of the header | header (JSON) | tensors, each part 64-byte aligned
+    magic "DECODPK1" | u64 length of the header | header (JSON)
+    | tensors, each part 64-byte aligned | tokenizer (JSON)
 
-The header holds the hyper-parameters, the tokenizer, the scheme and parts (dtype, shape, offset) of
-every tensor, and the file's size, so that a cut file is refused before anything is mapped. Offsets
-count from the start of the file. Integers are little-endian.
+The header holds the hyper-parameters, the scheme and parts (dtype, shape, offset) of every tensor,
+where the tokenizer lies, and the file's size, so that a cut file is refused before anything is
+mapped. Offsets count from the start of the file. Integers are little-endian.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import mmap
@@ -77,7 +79,10 @@ class Package:
             self.scheme = str(header["scheme"])
             self.notes = tuple(str(note) for note in header["notes"])
             self.hyperparameters = Hyperparameters.from_json(header["hyperparameters"])
-            self.tokenizer: Mapping[str, Any] | None = header["tokenizer"]
+            self._tokenizer = (
+                int(header["tokenizer"]["offset"]),
+                int(header["tokenizer"]["bytes"]),
+            )
             self.tensors: Mapping[str, PackedTensor] = {
                 name: self._tensor(name, spec) for name, spec in header["tensors"].items()
             }
@@ -132,6 +137,22 @@ class Package:
             raise ValueError(f"tensor {name!r}: part {part!r} at {offset} is not 64-byte aligned")
         flat = np.frombuffer(self._mapping, dtype=dtype, count=count, offset=offset)
         return flat.reshape(shape)
+
+    @functools.cached_property
+    def tokenizer(self) -> Mapping[str, Any] | None:
+        """What engine.tokenizer.Tokenizer takes. Parsed on first use: boards work on token ids."""
+        offset, size = self._tokenizer
+        if offset < 0 or size < 0 or offset + size > len(self._mapping):
+            raise PackageError(
+                f"{self.path}: tokenizer at {offset}, {size} bytes: outside the file"
+            )
+        try:
+            found = json.loads(self._mapping[offset : offset + size])
+        except ValueError as error:
+            raise PackageError(f"{self.path}: tokenizer is not JSON: {error}") from error
+        if found is not None and not isinstance(found, dict):
+            raise PackageError(f"{self.path}: tokenizer is {type(found).__name__}, not an object")
+        return found
 
     @property
     def weight_bytes(self) -> int:
@@ -264,12 +285,13 @@ def _write(
         kinds[tensor.scheme] = kinds.get(tensor.scheme, 0) + int(np.prod(shape))
         if tensor.note:
             notes.append(tensor.note)
+    tokenizer = json.dumps(checkpoint.tokenizer, separators=(",", ":")).encode()
     header = {
         "name": name,
         "scheme": _scheme_name(kinds),
         "notes": notes,
         "hyperparameters": layout.hyperparameters.to_json(),
-        "tokenizer": checkpoint.tokenizer,
+        "tokenizer": {"offset": cursor, "bytes": len(tokenizer)},
         "tensors": specs,
         "bytes": 0,
     }
@@ -287,6 +309,7 @@ def _write(
         for array in tensor.parts.values():
             put(np.ascontiguousarray(array).data.cast("B"))
             put(bytes(-array.nbytes % ALIGNMENT))
+    put(tokenizer)
     file.flush()
     os.fsync(file.fileno())
     return digest.hexdigest(), header
@@ -298,11 +321,12 @@ def _place(header: dict[str, Any], specs: Mapping[str, Any], data_bytes: int) ->
     The offsets' own digits change the header's length, so room is kept for the longest.
     """
     offsets = [part for spec in specs.values() for part in spec["parts"].values()]
+    offsets.append(header["tokenizer"])
     room = len(json.dumps(header, separators=(",", ":")).encode()) + 20 * (len(offsets) + 1)
     start = -(-(len(MAGIC) + 8 + room) // ALIGNMENT) * ALIGNMENT
     for part in offsets:
         part["offset"] += start
-    header["bytes"] = start + data_bytes
+    header["bytes"] = start + data_bytes + header["tokenizer"]["bytes"]
     return start
 
 
