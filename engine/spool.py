@@ -89,6 +89,10 @@ def write_whole(path: Path, data: bytes | memoryview) -> None:
         temporary.unlink(missing_ok=True)
 
 
+class SpoolFull(SpoolError):
+    """The disk of the spool is full; raised once, with a reserve given back for the last words."""
+
+
 class EnginePipe:
     """The engine's end of the event pipe."""
 
@@ -170,8 +174,8 @@ class SpoolWriter:
     """The single writer of events.jsonl.
 
     Each event is one `write`, in the file before `emit` returns. Raises SpoolError when the folder
-    already tells a run. When the disk is full, `emit` gives back a reserve and tries once more, so
-    that the end of a run can still be written; then it raises OSError.
+    already tells a run. The first time that the disk is full, `emit` gives back a reserve, so that
+    the end of the run can still be told, and raises SpoolFull; afterwards OSError.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -199,7 +203,7 @@ class SpoolWriter:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._reserve.exists():
                 raise
             self._reserve.unlink()
-            self._write(line)
+            raise SpoolFull(f"the disk of {self.folder} is full: {error.strerror}") from error
         self.next_n += 1
         self.size += len(line)
         return event
@@ -216,8 +220,10 @@ class SpoolWriter:
     def close(self) -> None:
         """Sync to the disk and close."""
         self._reserve.unlink(missing_ok=True)
-        os.fsync(self._fd)
-        os.close(self._fd)
+        try:
+            os.fsync(self._fd)
+        finally:
+            os.close(self._fd)
 
 
 class CappedLog:
