@@ -1,0 +1,208 @@
+"""Comparing a board's numbers with the reference, in float64.
+
+The rule (per op, per position): the board's relative error may be three times that of the naive
+implementation with the same quantisation, plus a tolerance. Cosine is blind to scale, so it only
+adds to that rule; and each position is judged by itself, because the first position of a decoder is
+often a hundred times larger than the others and would hide them in a pooled norm.
+
+TOLERANCE, 2e-3 of a row's norm: storing an intermediate in float16 costs at most 2^-11 = 4.9e-4 of
+each value, and that is legitimate; four times that is not. A scale of × 1.02 costs 2e-2.
+ELEMENT_TOLERANCE, 2e-2 of (the row's RMS + the value itself): finds one wrong output channel among
+tens of thousands, which moves the row's norm by less than TOLERANCE.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.program.ops import Op
+from harness.jobs.details import OpError
+from harness.verdicts import Outcome
+
+Array = npt.NDArray[Any]
+Float64 = npt.NDArray[np.float64]
+
+BASE_FACTOR = 3.0
+TOLERANCE = 2e-3
+ELEMENT_TOLERANCE = 2e-2
+WARN_COSINE = 0.99
+BUG_COSINE = 0.95
+
+
+def as_rows(array: Array) -> Float64:
+    """(P, …) → (P, n) float64."""
+    return np.asarray(array, dtype=np.float64).reshape(len(array), -1)
+
+
+def row_norms(rows: Float64) -> Float64:
+    """(P, n) → (P,) Euclidean norms."""
+    return np.sqrt(np.einsum("pn,pn->p", rows, rows))
+
+
+def relative_rows(error: Float64, reference: Float64) -> Float64:
+    """(P,) error norm over reference norm; where the reference is zero: 0 if the error is, else
+    infinity."""
+    errors, norms = row_norms(error), row_norms(reference)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = errors / norms
+    relative[norms == 0] = np.where(errors[norms == 0] == 0, 0.0, np.inf)
+    return relative
+
+
+def cosine_rows(a: Float64, b: Float64) -> Float64:
+    """(P,) cosines; 1 where both rows are zero, 0 where one is."""
+    norm_a, norm_b = row_norms(a), row_norms(b)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        cosine = np.einsum("pn,pn->p", a, b) / (norm_a * norm_b)
+    zero = (norm_a == 0) | (norm_b == 0)
+    cosine[zero] = np.where((norm_a == norm_b)[zero], 1.0, 0.0)
+    return cosine
+
+
+def compare_op(
+    op: Op, mode: str, board: Array | None, reference: Array, base: Array | None
+) -> OpError:
+    """One row of the alignment table.
+
+    `reference` and `base` are (P, …); `board` is (≤ P, …): rows that a run which ended early did
+    not reach are left out. None or no rows: the op was not reached.
+    """
+    head: dict[str, Any] = {"op": op.id, "kind": op.kind, "layer": op.layer, "mode": mode}
+    nothing = {"max_abs": None, "rel_l2": None, "cosine": None, "worst_row_rel_l2": None}
+    rows = 0 if board is None else min(len(board), len(reference))
+    if board is None or rows == 0:
+        reason = "not reached: the run ended before this op"
+        return OpError(
+            **head, **nothing, base_rel_l2=0.0, non_finite=0, outcome=Outcome.INVALID, reason=reason
+        )
+    want, got = as_rows(reference[:rows]), as_rows(board[:rows])
+    base_rows = np.zeros(rows)
+    base_pooled, base_element = 0.0, 0.0
+    if base is not None:
+        naive = as_rows(base[:rows])
+        base_rows = relative_rows(naive - want, want)
+        base_pooled = pooled(naive - want, want)
+        base_element = float(worst_element(naive - want, want)[0])
+    if got.shape != want.shape:
+        reason = f"the board returned {got.shape[1]} values a position, expected {want.shape[1]}"
+        return OpError(
+            **head, **nothing, base_rel_l2=base_pooled, non_finite=0, outcome=Outcome.FAIL,
+            reason=reason,
+        )  # fmt: skip
+    bad = ~np.isfinite(got)
+    if bad.any():
+        first = np.argwhere(bad)[0]
+        reason = (
+            f"{int(bad.sum())} of {bad.size} values are not finite, the first at row {first[0]}, "
+            f"value {first[1]}"
+        )
+        return OpError(
+            **head, **nothing, base_rel_l2=base_pooled, non_finite=int(bad.sum()),
+            outcome=Outcome.FAIL, reason=reason,
+        )  # fmt: skip
+    error = got - want
+    relative = relative_rows(error, want)
+    cosine = float(cosine_rows(got, want).min())
+    limits = BASE_FACTOR * base_rows + TOLERANCE
+    element, at = worst_element(error, want)
+    outcome, reason = _decide(relative, limits, row_norms(want), cosine, element, at, base_element)
+    return OpError(
+        **head,
+        max_abs=float(np.abs(error).max(initial=0.0)),
+        rel_l2=_finite(pooled(error, want)),
+        cosine=cosine,
+        worst_row_rel_l2=_finite(float(relative.max())),
+        base_rel_l2=base_pooled,
+        non_finite=0,
+        outcome=outcome,
+        reason=reason,
+    )
+
+
+def pooled(error: Float64, reference: Float64) -> float:
+    """Relative L2 over all rows together; infinity when only the reference is zero."""
+    norm, size = float(np.linalg.norm(error)), float(np.linalg.norm(reference))
+    return norm / size if size else (0.0 if norm == 0 else math.inf)
+
+
+def worst_element(error: Float64, reference: Float64) -> tuple[float, tuple[int, int]]:
+    """Largest |error| in units of (the row's RMS + |reference|), and its (row, value)."""
+    if error.size == 0:
+        return 0.0, (0, 0)
+    rms = np.sqrt(np.mean(reference * reference, axis=1, keepdims=True))
+    scale = rms + np.abs(reference)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(error == 0, 0.0, np.abs(error) / scale)
+    row, column = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
+    return float(ratio[row, column]), (int(row), int(column))
+
+
+def _decide(
+    relative: Float64,
+    limits: Float64,
+    norms: Float64,
+    cosine: float,
+    element: float,
+    at: tuple[int, int],
+    base_element: float,
+) -> tuple[Outcome, str]:
+    worst = int(np.argmax(relative - limits))
+    if relative[worst] > limits[worst]:
+        if norms[worst] == 0:
+            return Outcome.FAIL, f"row {worst}: the reference is all zeros, the board's is not"
+        return Outcome.FAIL, (
+            f"row {worst} is off by {relative[worst]:.2g} of its norm, limit {limits[worst]:.2g} "
+            f"({BASE_FACTOR:g} × naive + {TOLERANCE:g})"
+        )
+    if cosine < BUG_COSINE:
+        return Outcome.FAIL, f"cosine {cosine:.4f}, limit {BUG_COSINE}"
+    limit = BASE_FACTOR * base_element + ELEMENT_TOLERANCE
+    if element > limit:
+        return Outcome.FAIL, (
+            f"value {at[1]} of row {at[0]} is off by {element:.2g} of its size, limit {limit:.2g}"
+        )
+    if cosine < WARN_COSINE:
+        return Outcome.WARN, f"cosine {cosine:.4f}, below {WARN_COSINE}"
+    return Outcome.PASS, ""
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def output_of(op: Op, buffers: Mapping[str, Array]) -> Array | None:
+    """(P, n): everything that `op` wrote, its buffers side by side; None when one is missing."""
+    parts = [buffers.get(name) for name in op.writes]
+    present = [part for part in parts if part is not None]
+    if not present or len(present) < len(parts):
+        return None
+    rows = min(len(part) for part in present)
+    return np.concatenate([part[:rows].reshape(rows, -1) for part in present], axis=1)
+
+
+def compare_all(
+    ops: Sequence[Op],
+    mode: str,
+    board: Mapping[str, Array],
+    reference: Mapping[str, Array],
+    base: Mapping[str, Array],
+) -> list[OpError]:
+    """A row for each op, in program order. Keys are buffer names, arrays (P, …)."""
+    found = []
+    for op in ops:
+        want = output_of(op, reference)
+        if want is None:
+            raise ValueError(f"op {op.id}: the reference holds no {op.writes}")
+        found.append(compare_op(op, mode, output_of(op, board), want, output_of(op, base)))
+    return found
+
+
+def first_failure(rows: Sequence[OpError]) -> OpError | None:
+    """The topologically earliest LOCAL failure; rows are in program order. Free rows never blame:
+    there every op after the first wrong one is wrong."""
+    return next((row for row in rows if row.mode == "local" and row.outcome == Outcome.FAIL), None)

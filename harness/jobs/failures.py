@@ -1,0 +1,242 @@
+"""Judging a run that did not end well: what the log proves, and never more than that.
+
+Trouble of the board or the link is raised as a BoardError. An engine that crashed, hung or reported
+bad numbers is a finding (FAIL). SIGKILL without evidence stays "killed, cause unknown": phones and
+some boards kill large processes by policy, so it is never called out of memory by default.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from harness.errors import BoardError
+from harness.verdicts import Check, Outcome, Verdict
+
+if TYPE_CHECKING:
+    from harness.jobs.base import StageContext
+    from harness.jobs.lifecycle import RunLog
+
+LOG_LINES = 8  # of the engine's own output, quoted in the evidence
+# Errors that say the deployment or the board is at fault, not the engine's arithmetic.
+INFRASTRUCTURE_ERRORS = (
+    "ImportError",
+    "ModuleNotFoundError",
+    "PackageError",
+    "FileNotFoundError",
+    "PermissionError",
+    "OSError",
+)
+# What a signal means, said without guessing its cause.
+SIGNALS = {
+    "SIGSEGV": "it touched memory that is not its own",
+    "SIGBUS": "it touched memory that could not be read (a truncated file, or alignment)",
+    "SIGILL": "it ran an instruction that this core does not have, or code that is not code",
+    "SIGFPE": "an arithmetic trap",
+    "SIGABRT": "it ended itself (abort)",
+    "SIGKILL": "killed, cause unknown",
+    "SIGTERM": "it was asked to end by something else than the supervisor",
+}
+_KILL_RECORD = re.compile(
+    r"oom-kill:|Out of memory: Kill|Killed process \d+|lowmemorykiller|Memory cgroup out of memory",
+    re.IGNORECASE,
+)
+
+
+def judge_failure(context: StageContext, log: RunLog, stage: str) -> Verdict | None:
+    """None when the run finished; else a verdict, or BoardError when the board or link failed."""
+    board = context.board.name
+    if log.status in ("lost", "board-lost", "board-reset"):
+        kind = "board-reset" if log.status == "board-reset" else "board-lost"
+        raise BoardError(board, kind, log.reason or f"the {stage} run was lost")
+    if log.status == "cancelled":
+        raise BoardError(board, "engine", f"the {stage} run was cancelled: {log.reason}")
+    error = first_error(log)
+    if error is not None:
+        return _judge_error(error, log, stage)
+    crash = unplanned_exit(log)
+    if crash is not None:
+        return _judge_exit(crash, log, stage)
+    if log.status == "deadline":
+        return _judge_deadline(log, stage, context)
+    if log.status != "finished":
+        raise BoardError(
+            board,
+            "engine",
+            f"the {stage} run ended as {log.status!r}: {log.reason}",
+            remedy="read supervisor.log and engine.*.log in the run's folder",
+        )
+    return None
+
+
+def of_kind(log: RunLog, kind: str) -> list[Mapping[str, Any]]:
+    """The data of every event of one kind, in order."""
+    return [event.data for event in log.events if event.kind == kind]
+
+
+def first_error(log: RunLog) -> Mapping[str, Any] | None:
+    errors = of_kind(log, "error")
+    return errors[0] if errors else None
+
+
+def unplanned_exit(log: RunLog) -> Mapping[str, Any] | None:
+    """The first engine exit that nobody planned and that was not a clean end."""
+    for data in of_kind(log, "engine-exit"):
+        if not data.get("planned") and (data.get("signal") or data.get("code")):
+            return data
+    return None
+
+
+def signal_name(value: object) -> str:
+    """SIGSEGV for 11 or "SIGSEGV" or "11"; "signal 77" for one without a name."""
+    text = str(value)
+    if text.isdigit():
+        try:
+            return signal.Signals(int(text)).name
+        except ValueError:
+            return f"signal {text}"
+    return text if text.startswith("SIG") else f"SIG{text}"
+
+
+def log_tail(log: RunLog, attempt: object = None) -> str:
+    """The last lines that the engine printed, from its log file or from its exit event."""
+    for data in reversed(of_kind(log, "engine-exit")):
+        for key in ("log_tail", "tail", "output_tail"):
+            if data.get(key) and attempt in (None, data.get("attempt")):
+                return _last_lines(str(data[key]))
+    names = sorted(log.folder.glob("engine.*.log")) if log.folder.is_dir() else []
+    wanted = [path for path in names if path.name == f"engine.{attempt}.log"] or names
+    if not wanted:
+        return ""
+    return _last_lines(wanted[-1].read_text(errors="replace"))
+
+
+def _last_lines(text: str) -> str:
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    return "\n".join(lines[-LOG_LINES:])
+
+
+def kill_record(log: RunLog) -> str | None:
+    """A line of the log or of the exit's evidence that says who killed the engine, if there is."""
+    for event in log.events:
+        if event.kind in ("log", "engine-exit", "run-end"):
+            for line in _strings(event.data):
+                if _KILL_RECORD.search(line):
+                    return line.strip()[:200]
+    return None
+
+
+def _strings(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return value.splitlines()
+    if isinstance(value, Mapping):
+        return [line for item in value.values() for line in _strings(item)]
+    if isinstance(value, (list, tuple)):
+        return [line for item in value for line in _strings(item)]
+    return []
+
+
+def memory_trend(log: RunLog) -> str:
+    """One sentence about resident memory before the end."""
+    rss = [float(data["rss_mb"]) for data in of_kind(log, "sample") if data.get("rss_mb")]
+    free = [
+        float(data["mem_available_mb"])
+        for data in of_kind(log, "sample")
+        if data.get("mem_available_mb")
+    ]
+    if not rss:
+        return "no memory samples"
+    text = f"resident memory went from {rss[0]:.0f} to {rss[-1]:.0f} MB (peak {max(rss):.0f})"
+    return text + (f", {free[-1]:.0f} MB were available last" if free else "")
+
+
+def _judge_error(error: Mapping[str, Any], log: RunLog, stage: str) -> Verdict:
+    kind, message = str(error.get("kind", "error")), str(error.get("message", ""))
+    op, step = error.get("op"), error.get("step")
+    infrastructure = kind in INFRASTRUCTURE_ERRORS
+    outcome = Outcome.ERROR if infrastructure else Outcome.FAIL
+    if kind == "NonFinite":
+        headline = f"bad numbers (NaN or Inf) in {op or 'an unknown op'} at step {step}"
+        remedy = f"look at {op or 'the op'}: its inputs, its accumulation type, its weights' scales"
+    elif infrastructure:
+        headline = f"the engine could not run: {kind}: {message}"
+        remedy = "check the deployment on the board, then run the same command again"
+    elif kind == "MemoryError":
+        headline = f"out of memory, said the engine itself: {message}"
+        remedy = "use a shorter context or a smaller scheme; " + memory_trend(log)
+    else:
+        headline = f"the engine stopped: {kind}: {message}"
+        remedy = "; ".join(str(line) for line in error.get("raised_at", ())) or "read the run's log"
+    sentence = f"{kind}: {message}"
+    if error.get("layer") is not None:
+        sentence += f" (layer {error['layer']})"
+    return Verdict(
+        outcome=outcome,
+        headline=short(f"{stage}: {headline}"),
+        checks=(
+            Check(
+                name="engine_ran", outcome=outcome, measured=kind, limit="no error",
+                sentence=short(sentence, 400),
+            ),
+        ),
+        culprit=str(op) if op and kind == "NonFinite" else None,
+        remedy=remedy,
+    )  # fmt: skip
+
+
+def _judge_exit(data: Mapping[str, Any], log: RunLog, stage: str) -> Verdict:
+    tail = log_tail(log, data.get("attempt"))
+    quoted = f"; it last said: {tail}" if tail else "; it said nothing"
+    if data.get("signal"):
+        name = signal_name(data["signal"])
+        meaning = SIGNALS.get(name, "ended by a signal")
+        record = kill_record(log) if name == "SIGKILL" else None
+        if record:
+            meaning = f"killed by the system, which recorded: {record}"
+        headline = f"the engine died by {name}: {meaning}"
+        sentence = f"{headline}; {memory_trend(log)}{quoted}"
+    else:
+        name = f"exit code {data.get('code')}"
+        headline = f"the engine ended with {name} and reported no error"
+        sentence = headline + quoted
+    remedy = {
+        "SIGKILL": "look at the board's kernel log and memory limits (dmesg, memory.events)",
+        "SIGILL": "compare the kernels named in the ready event with the board's CPU features",
+    }.get(name, "read engine.*.log in the run's folder: it ends with the Python frames")
+    return Verdict(
+        outcome=Outcome.FAIL,
+        headline=short(f"{stage}: {headline}"),
+        checks=(
+            Check(
+                name="engine_survived", outcome=Outcome.FAIL, measured=name,
+                limit="no crash", sentence=short(sentence, 1500),
+            ),
+        ),
+        remedy=remedy,
+    )  # fmt: skip
+
+
+def _judge_deadline(log: RunLog, stage: str, context: StageContext) -> Verdict:
+    progress = of_kind(log, "progress")
+    last = progress[-1].get("message") if progress else None
+    where = f"it last reported: {last}" if last else "it reported no progress"
+    return Verdict(
+        outcome=Outcome.FAIL,
+        headline=short(f"{stage}: not done when its deadline passed; {where}"),
+        checks=(
+            Check(
+                name="in_time", outcome=Outcome.FAIL, measured="deadline passed",
+                limit="ends by itself",
+                sentence=f"The supervisor ended the engine ({log.reason}); {where}.",
+            ),
+        ),
+        remedy=f"tell slow from stuck: run the stage alone on {context.board.name} and watch it",
+    )  # fmt: skip
+
+
+def short(text: str, limit: int = 118) -> str:
+    """`text` on one line, cut at `limit` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"

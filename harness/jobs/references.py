@@ -1,0 +1,281 @@
+"""What the model should compute, worked out on the host once and kept by hash.
+
+`aligned` runs one text through the reference unit in float64 (the truth) and float32 (the naive
+implementation, whose error says what the arithmetic may cost). `checked_text` asks the reference
+what it would have written at each position of a text that a board wrote: one batch forward instead
+of hundreds of steps. The key is the package, the tokens and the engine's sources, so a changed
+definition makes new references. A file lock lets one caller compute while the others wait.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+import engine
+from engine.decode import Decoder, generate
+from engine.measure.alignment import BUFFER, CACHE, digest, with_prefix
+from engine.package import Package
+from engine.program.ops import Op, Program
+from engine.runtime.state import State
+from engine.runtime.trace import Taps
+from engine.sampling import Sampling
+from engine.units.loading import FAULT_VARIABLE
+from harness.deploy.cache import atomic_file, locked
+from harness.errors import HarnessError
+from harness.paths import cache_dir
+
+if TYPE_CHECKING:
+    from harness.deploy.models import PreparedModel
+
+Array = npt.NDArray[Any]
+Arrays = dict[str, Array]
+
+REFERENCE, LOCAL, FREE = "reference.", "local.", "free."  # prefixes in the cached file
+KEEP_FILES = 24
+KEEP_S = 86400.0  # a file used within a day stays whatever their number
+
+
+@functools.cache
+def code_hash() -> str:
+    """Hash of the engine's sources and of this module: what reference outputs depend on."""
+    root = Path(engine.__file__).parent
+    sha = hashlib.sha256()
+    for path in [*sorted(root.rglob("*.py")), Path(__file__)]:
+        sha.update(path.name.encode() + b"\0" + path.read_bytes())
+    return sha.hexdigest()
+
+
+def cached(kind: str, key: Sequence[Any], make: Callable[[], Arrays]) -> Arrays:
+    """The arrays of `make()`, from the cache when the same key was made before."""
+    return _load(cached_file(kind, key, make))
+
+
+def cached_file(kind: str, key: Sequence[Any], make: Callable[[], Arrays]) -> Path:
+    """Path of an .npz with the arrays of `make()`; made once, even when many ask at once."""
+    folder = cache_dir("references")
+    name = hashlib.sha256(json.dumps([code_hash(), *key]).encode()).hexdigest()[:32]
+    path = folder / f"{kind}-{name}.npz"
+    with locked(folder / f".{kind}-{name}.lock"):
+        if path.is_file():
+            os.utime(path)  # tells `_prune` that it is in use
+            return path
+        arrays = make()
+        with atomic_file(path) as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # numpy's stub counts allow_pickle
+    _prune(folder)
+    return path
+
+
+def _load(path: Path) -> Arrays:
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
+
+
+def _prune(folder: Path) -> None:
+    """Remove what has not been used for a day, the oldest first, down to KEEP_FILES."""
+    files = []
+    for path in folder.glob("*.npz"):
+        try:
+            files.append((path.stat().st_mtime, path))
+        except FileNotFoundError:  # pruned by somebody else meanwhile
+            continue
+    for mtime, path in sorted(files)[: max(0, len(files) - KEEP_FILES)]:
+        if time.time() - mtime > KEEP_S:
+            path.unlink(missing_ok=True)
+
+
+def _decoder(package: Package, unit: str, context: int, **options: Any) -> Decoder:
+    """A decoder without faults. Raises HarnessError when the environment asks for some here."""
+    if os.environ.get(FAULT_VARIABLE):
+        raise HarnessError(
+            f"{FAULT_VARIABLE} is set for the harness itself, so the reference would be wrong too",
+            remedy="unset it; a board's fault belongs into its `environment` in devices.yaml",
+        )
+    return Decoder(package, unit=unit, context=context, **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class Aligned:
+    """A text of N tokens. Buffers are (P, …) at `rows`: `reference` in float64; `local` and `free`
+    what the naive implementation wrote, fed the reference's inputs and on its own."""
+
+    tokens: npt.NDArray[np.int64]  # (N,)
+    rows: npt.NDArray[np.int64]  # (P,)
+    logits: npt.NDArray[np.float32]  # (N, V) of the float64 run
+    reference: Arrays
+    local: Arrays
+    free: Arrays
+
+
+def spread_rows(count: int, rows: int) -> npt.NDArray[np.int64]:
+    """`rows` of `count` positions: the first two (where a decoder is most unusual), then the last
+    ones (where attention is longest)."""
+    last = np.arange(count - (rows - 2), count)
+    return np.unique(np.concatenate([np.arange(min(2, count)), last[last >= 0]])).astype(np.int64)
+
+
+def aligned(model: PreparedModel, tokens: Array, rows: Array) -> Aligned:
+    """Reference outputs along `tokens` (N,), every op at `rows` (P,)."""
+    arrays = cached("aligned", _key(model, tokens, rows), lambda: _align(model, tokens, rows))
+    return Aligned(
+        arrays["tokens"],
+        arrays["rows"],
+        arrays["logits"],
+        with_prefix(arrays, REFERENCE),
+        with_prefix(arrays, LOCAL),
+        with_prefix(arrays, FREE),
+    )
+
+
+def alignment_inputs(
+    model: PreparedModel, tokens: Array, rows: Array, prompt: Sequence[int]
+) -> Path:
+    """The board's input file of the alignment job, the same for every board."""
+
+    def make() -> Arrays:
+        arrays = cached("aligned", _key(model, tokens, rows), lambda: _align(model, tokens, rows))
+        with Package.open(model.package) as package:
+            program = _decoder(package, "reference", len(tokens)).program
+            read = {name for op in program.ops for name in op.reads}
+        found: Arrays = {"tokens": arrays["tokens"], "rows": arrays["rows"]}
+        found["prompt"] = np.array(prompt, np.int64)
+        for name, value in with_prefix(arrays, REFERENCE).items():
+            if name in read and name not in program.caches:
+                found[BUFFER + name] = value.astype(np.float32)
+        found.update({name: arrays[name] for name in arrays if name.startswith(CACHE)})
+        return found
+
+    key = [*_key(model, tokens, rows), list(map(int, prompt))]
+    return cached_file("inputs", key, make)
+
+
+def _key(model: PreparedModel, tokens: Array, rows: Array) -> list[Any]:
+    return [model.sha256, digest([np.asarray(tokens, np.int64), np.asarray(rows, np.int64)])]
+
+
+def _align(model: PreparedModel, tokens: Array, rows: Array) -> Arrays:
+    tokens, rows = np.asarray(tokens, np.int64), np.asarray(rows, np.int64)
+    with Package.open(model.package) as package:
+        exact = _decoder(package, "reference", len(tokens), dtype=np.float64)
+        program = exact.program
+        truth = _tapped(exact, tokens)
+        naive = _decoder(package, "reference", len(tokens), dtype=np.float32)
+        drift = _tapped(naive, tokens)
+        at_rows = {name: value[rows] for name, value in truth.items()}
+        local = run_ops(naive, program, tokens, rows, at_rows, truth)
+    found: Arrays = {"tokens": tokens, "rows": rows}
+    found["logits"] = truth[program.output].astype(np.float32)
+    for name in program.caches:
+        found[CACHE + name] = truth[name].astype(np.float32)
+    for name in truth:
+        found[REFERENCE + name] = at_rows[name]
+        found[LOCAL + name] = local[name]
+        found[FREE + name] = drift[name][rows]
+    return found
+
+
+def _tapped(decoder: Decoder, tokens: Array) -> Arrays:
+    """(N, …) of everything that any op writes along `tokens`."""
+    taps = Taps(None)
+    decoder.advance(tokens, taps=taps, all_logits=True)
+    return {name: taps.stacked(name) for name in taps.values}
+
+
+def run_ops(
+    decoder: Decoder,
+    program: Program,
+    tokens: Array,
+    rows: Array,
+    at_rows: Arrays,
+    caches: Arrays,
+) -> Arrays:
+    """Every op once on all rows together, fed the reference's inputs: the naive local error."""
+    dtype = decoder.unit.dtype
+    given: State = {
+        "tokens": tokens[rows],
+        "positions": rows,
+        "rows": np.arange(len(rows), dtype=np.int64),
+    }
+    found: Arrays = {}
+    for op in program.ops:
+        state: State = dict(given)
+        for name in {*op.reads, *_cache_writes(op)}:
+            if name in program.caches:
+                state[name] = caches[name].astype(dtype)
+            elif name not in state:
+                state[name] = at_rows[name].astype(dtype)
+        decoder.executor.run_op(op, state)
+        for name in op.writes:
+            found[name] = state[name][rows] if name in program.caches else state[name]
+    return found
+
+
+def _cache_writes(op: Op) -> tuple[str, ...]:
+    return op.writes if op.kind == "kv_append" else ()
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckedText:
+    """What the reference thinks of a text of n tokens that followed a prompt."""
+
+    best: npt.NDArray[np.int64]  # (n,) the reference's own greedy choice at each place
+    deficit: npt.NDArray[np.float64]  # (n,) its best logit minus that of the token written: ≥ 0
+    margin: npt.NDArray[np.float64]  # (n,) its best logit minus its second best
+
+    @property
+    def first_divergence(self) -> int | None:
+        """Index of the first token that the reference would not have written."""
+        wrong = np.flatnonzero(self.deficit > 0)
+        return int(wrong[0]) if len(wrong) else None
+
+
+def checked_text(model: PreparedModel, prompt: Sequence[int], tokens: Sequence[int]) -> CheckedText:
+    """One batch forward of the naive reference over prompt and text. Needs at least one token."""
+
+    def make() -> Arrays:
+        whole = np.array([*prompt, *tokens], np.int64)[:-1]
+        first = len(prompt) - 1  # the position whose logits choose the first token
+        with Package.open(model.package) as package:
+            decoder = _decoder(package, "reference", len(whole))
+            if first:
+                decoder.advance(whole[:first])
+            logits = decoder.advance(whole[first:], all_logits=True).astype(np.float64)  # (n, V)
+        written = np.array(tokens, np.int64)
+        top = np.partition(logits, -2, axis=-1)[:, -2:]
+        return {
+            "best": logits.argmax(axis=-1),
+            "deficit": logits.max(axis=-1) - logits[np.arange(len(written)), written],
+            "margin": top[:, 1] - top[:, 0],
+        }
+
+    key = [model.sha256, list(map(int, prompt)), list(map(int, tokens))]
+    arrays = cached("text", key, make)
+    return CheckedText(arrays["best"], arrays["deficit"], arrays["margin"])
+
+
+def continuation(model: PreparedModel, prompt: Sequence[int], count: int) -> list[int]:
+    """A short greedy continuation on the host, by the packed unit: for showing, not for judging."""
+
+    def make() -> Arrays:
+        with Package.open(model.package) as package:
+            context = min(len(prompt) + count, package.hyperparameters.context)
+            decoder = _decoder(package, "packed", context)
+            written = [
+                event.token
+                for event in generate(decoder, prompt, sampling=Sampling(), max_new=count)
+            ]
+        return {"tokens": np.array(written, np.int64)}
+
+    found = cached("continuation", [model.sha256, list(map(int, prompt)), count], make)
+    return [int(token) for token in found["tokens"]]
