@@ -1,0 +1,189 @@
+"""`harness bringup`: the four stages on boards side by side."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.output import console, emit_json, guard, say
+from harness.errors import HarnessError
+
+if TYPE_CHECKING:
+    from harness.deploy.models import PreparedModel
+    from harness.farm.results import CampaignResult
+    from harness.farm.runner import Resume
+    from harness.inventory import Board
+    from harness.jobs.base import BringupOptions, Stage
+    from harness.store import Store
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+FarmOption = Annotated[Path, typer.Option("--farm", help="The file that describes the boards.")]
+BoardOption = Annotated[
+    list[str] | None,
+    typer.Option("--board", "-b", help="Only this board; may be given again.", metavar="NAME"),
+]
+TagOption = Annotated[
+    list[str] | None,
+    typer.Option("--tag", "-t", metavar="TAG", help="Only boards with this tag; again: with all."),
+]
+ModelOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--model",
+        "-m",
+        help="A GGUF file, or a safetensors file or folder. Without it: the demonstration model, "
+        "SmolLM2-135M-Instruct, fetched once.",
+    ),
+]
+EnvOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--board-env",
+        metavar="BOARD:KEY=VALUE",
+        help="An environment variable of the engine on one board; may be given again.",
+    ),
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Also continue a bring-up that was stopped by Ctrl-C.")
+]
+FreshOption = Annotated[
+    bool, typer.Option("--fresh", help="Start anew, even if a bring-up was interrupted.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+@app.command()
+@guard
+def bringup(
+    farm: FarmOption = Path("devices.yaml"),
+    board: BoardOption = None,
+    tag: TagOption = None,
+    model: ModelOption = None,
+    stage: Annotated[
+        list[str] | None,
+        typer.Option("--stage", help="Only this stage; may be given again.", metavar="NAME"),
+    ] = None,
+    stress_minutes: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            metavar="MINUTES",
+            help="Length of the stress stage; default: the board's, or 30.",
+        ),
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(min=32, help="Designed context, in positions; default: the model's, ≤ 2048."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+    board_env: EnvOption = None,
+    resume: ResumeOption = False,
+    fresh: FreshOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring a model up on boards: tiny, accuracy, curve and stress, side by side.
+
+    A board stops at the first stage that does not pass; the others carry on. A bring-up whose
+    harness was killed is continued by the same command: stages that were judged are kept, and a
+    run that is still on its board is followed or collected, not repeated.
+
+    \b
+    Examples
+      harness bringup --board rk3588-01 --model model.gguf
+      harness bringup --tag nightly --stress-minutes 30
+      harness bringup --stage tiny --stage accuracy --json > result.json
+      harness bringup --board-env virt-2:ENGINE_FAULT=scale:1.02@L07.ffn.down
+
+    Exit codes: 0 every stage passed, 1 a finding, 2 wrong use or infrastructure.
+    """
+    from harness.farm.selection import bringup_options, choose_boards, choose_stages
+
+    boards = choose_boards(farm, board or (), tag or (), board_env or ())
+    stages = choose_stages(stage or ())
+    options = bringup_options(stress_minutes=stress_minutes, context=context, seed=seed)
+    raise typer.Exit(
+        run_and_report(
+            boards, model, options, stages, resume=which(resume, fresh), as_json=as_json
+        ).exit_code
+    )
+
+
+def which(resume: bool, fresh: bool) -> Resume:
+    """What --resume and --fresh mean together."""
+    from harness.farm.runner import Resume
+
+    if resume and fresh:
+        raise HarnessError("--resume together with --fresh", expected="at most one of them")
+    return Resume.ALSO_STOPPED if resume else Resume.NEVER if fresh else Resume.CRASHED
+
+
+def run_and_report(
+    boards: Sequence[Board],
+    model: Path | None,
+    options: BringupOptions,
+    stages: Sequence[Stage],
+    *,
+    resume: Resume,
+    as_json: bool,
+) -> CampaignResult:
+    """Runs a campaign with progress on stderr, and prints its result on stdout."""
+    from harness.cli.summary import print_summary
+    from harness.store import Store
+
+    prepared = prepare(model)
+    with Store.open() as store:
+        result = run(boards, prepared, options, stages, store, resume=resume)
+    if as_json:
+        emit_json(result.as_json())
+    else:
+        print_summary(result)
+        say("`harness dashboard build` makes pages of the stored results")
+    return result
+
+
+def run(
+    boards: Sequence[Board],
+    model: PreparedModel,
+    options: BringupOptions,
+    stages: Sequence[Stage],
+    store: Store,
+    *,
+    resume: Resume,
+) -> CampaignResult:
+    """One campaign, with progress for people and an orderly end on Ctrl-C."""
+    from harness.farm.progress import reporter_for
+    from harness.farm.runner import bringup as run_bringup
+    from harness.farm.stopping import stop_on_signal
+
+    reporter = reporter_for(console())
+    with stop_on_signal(reporter.note) as stop:
+        return run_bringup(
+            boards, model, options, store, reporter, stop=stop, stages=stages, resume=resume
+        )
+
+
+def prepare(model: Path | None) -> PreparedModel:
+    """The package of `model`, or of the demonstration model, with progress."""
+    from harness.deploy.models import demo_model, prepare_model
+
+    if model is None:
+        with steps("fetching the demonstration model"):
+            model = demo_model()
+    with steps(f"packing {model.name}"):
+        return prepare_model(model)
+
+
+@contextlib.contextmanager
+def steps(text: str) -> Iterator[None]:
+    """A step that may take a while: a spinner on a terminal, a line elsewhere."""
+    if console().is_terminal:
+        with console().status(text):
+            yield
+    else:
+        say(text)
+        yield

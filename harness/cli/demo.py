@@ -1,0 +1,57 @@
+"""`harness demo`: the whole product on this machine, in minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.bringup import FarmOption, FreshOption, JsonOption, prepare, run, which
+from harness.cli.output import emit, emit_json, guard, say
+from harness.errors import HarnessError
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+@guard
+def demo(
+    farm: FarmOption = Path("devices.yaml"),
+    stress_minutes: Annotated[
+        float, typer.Option(min=0.1, help="Length of the stress stage.")
+    ] = 1.0,
+    fresh: FreshOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring SmolLM2-135M-Instruct up on the virtual boards of devices.yaml, and show it.
+
+    Fetches the model once (93 MB), starts the boards, runs all four stages on all of them side by
+    side with a short stress stage, and builds the dashboard. Exits 0 only if every stage passed.
+    """
+    from dashboards.site import build_site
+    from harness.cli.summary import print_summary
+    from harness.farm.selection import bringup_options, choose_boards, choose_stages
+    from harness.paths import state_dir
+    from harness.store import Store
+
+    boards = [board for board in choose_boards(farm, (), ()) if board.virtual is not None]
+    if not boards:
+        raise HarnessError(
+            "no virtual board",
+            where=str(farm),
+            expected="at least one board with 'virtual: {}'",
+            remedy="run `harness bringup` for boards of hardware",
+        )
+    options = bringup_options(stress_minutes=stress_minutes)
+    model = prepare(None)
+    with Store.open() as store:
+        result = run(boards, model, options, choose_stages(()), store, resume=which(False, fresh))
+        page = build_site(store, state_dir() / "dashboard")
+    if as_json:
+        emit_json({**result.as_json(), "dashboard": str(page)})
+    else:
+        print_summary(result)
+        emit(f"dashboard: {page}")
+        say("the real length of the stress stage: harness bringup --stress-minutes 30")
+    raise typer.Exit(result.exit_code)

@@ -1,0 +1,257 @@
+"""One board's part of a campaign: lease, connect, probe, deploy, stages in order, release."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import TYPE_CHECKING
+
+from harness.boards.probe import probe
+from harness.connect import BoardSession, open_session
+from harness.deadline import Deadline
+from harness.deploy.bundle import build_bundle
+from harness.deploy.push import Deployment, deploy
+from harness.errors import BoardError, HarnessError
+from harness.farm.results import INTERRUPTED, StageResult
+from harness.farm.resume import orphans
+from harness.jobs import lifecycle
+from harness.jobs.base import Stage, stage_model
+from harness.verdicts import Outcome, Verdict
+
+if TYPE_CHECKING:
+    from harness.boards.facts import Facts
+    from harness.deploy.models import PreparedModel
+    from harness.farm.campaign import Campaign
+    from harness.inventory import Board
+    from harness.jobs.lifecycle import RemoteRun
+
+CONNECT_S = 90.0  # connection, banner, host key, authentication, with their own retries
+PROBE_S = 60.0
+DEPLOY_S = 1800.0  # a model over a slow link
+CLEAN_S = 60.0
+
+
+class Interrupted(Exception):
+    """The user asked to stop."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A board with the engine and the models on it."""
+
+    facts: Facts
+    engine_hash: str
+    deployment: Deployment
+
+
+class BoardRun:
+    """Runs in one thread. Publishes a result for every stage, whatever happens."""
+
+    def __init__(self, campaign: Campaign, board: Board) -> None:
+        self.campaign, self.board = campaign, board
+        self.orders, self.store = campaign.orders, campaign.store
+        self.lease_lost = threading.Event()
+        self._uncleaned: list[tuple[RemoteRun, str]] = []  # runs that could not be removed, why
+        self._session: BoardSession | None = None
+        self._prepared: Prepared | None = None
+
+    def execute(self) -> None:
+        """Everything between taking and releasing the board."""
+        from harness.farm.stage import StageRun
+
+        try:
+            self.say("", "waiting for the board")
+            with self.campaign.lease(self):
+                try:
+                    prepared = self._prepare()
+                    for stage in self.orders.stages:
+                        result = StageRun(self, stage, prepared).result()
+                        self.campaign.publish(result)
+                        if not result.outcome.lets_next_stage_run:
+                            break
+                finally:
+                    self._leave()
+        except Interrupted:
+            self._mark_interrupted()
+        except BoardError as error:
+            self.trouble(error.kind, headline(error), error.remedy)
+        except HarnessError as error:
+            self.trouble("host", headline(error), error.remedy)
+
+    # --- results that are no stage's own --------------------------------------------------------
+
+    def trouble(self, kind: str, found: str, remedy: str) -> None:
+        """Records an ERROR for the first undecided stage: the board could not be brought that far.
+
+        Infrastructure is never a finding about the product.
+        """
+        stage = self._first_undecided()
+        if stage is not None:
+            verdict = Verdict(outcome=Outcome.ERROR, headline=found, remedy=remedy or None)
+            run_id = self.begin_run(stage)
+            self.store.finish_run(run_id, verdict, error_kind=kind)
+            self.campaign.publish(
+                StageResult(self.board.name, stage.name, verdict, run_id, error_kind=kind)
+            )
+
+    def block_rest(self) -> None:
+        """Every stage after one that did not pass is recorded as blocked by it."""
+        culprit = ""
+        for stage in self.orders.stages:
+            result = self.campaign.peek(self.board.name, stage.name)
+            if result is None and culprit:
+                verdict = Verdict(outcome=Outcome.BLOCKED, headline=f"blocked by {culprit}")
+                run_id = self.begin_run(stage)
+                self.store.finish_run(run_id, verdict)
+                self.campaign.publish(
+                    StageResult(self.board.name, stage.name, verdict, run_id, attempts=0)
+                )
+            elif result is not None and result.error_kind == INTERRUPTED:
+                return  # the rest was not asked for any more
+            elif result is not None and not result.outcome.lets_next_stage_run:
+                culprit = culprit or stage.name
+
+    def _first_undecided(self) -> Stage | None:
+        name = self.board.name
+        undecided = (s for s in self.orders.stages if self.campaign.peek(name, s.name) is None)
+        return next(undecided, None)
+
+    def _mark_interrupted(self) -> None:
+        for stage in self.orders.stages:
+            if self.campaign.peek(self.board.name, stage.name) is None:
+                self.campaign.publish_interrupted(self.board.name, stage.name)
+
+    # --- what stages use ------------------------------------------------------------------------
+
+    def say(self, stage: str, text: str, fraction: float | None = None) -> None:
+        self.campaign.reporter.activity(self.board.name, stage, text, fraction)
+
+    def check_stop(self) -> None:
+        """Raises Interrupted when the user asked to stop, BoardError when the lease is lost."""
+        if self.lease_lost.is_set():
+            raise BoardError(
+                self.board.name,
+                "busy",
+                "somebody else took the board over",
+                expected="our lease to hold",
+                remedy=f"see `harness boards why {self.board.name}`",
+            )
+        if self.campaign.stop.is_set():
+            raise Interrupted
+
+    def stopping(self) -> bool:
+        return self.lease_lost.is_set() or self.campaign.stop.is_set()
+
+    def session(self) -> BoardSession:
+        """The board's one connection; a new one when the last is gone. Raises BoardError."""
+        if self._session is None or not self._session.alive:
+            self._close()
+            deadline = Deadline.after(CONNECT_S, f"connecting to {self.board.name}")
+            self._session = open_session(self.board, deadline=deadline)
+        return self._session
+
+    def _close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def model_for(self, stage: Stage) -> PreparedModel:
+        return stage_model(stage, self.orders.model, self.orders.options)
+
+    def begin_run(self, stage: Stage) -> str:
+        """A planned run in the store, with all that is known of the board by now."""
+        model, prepared, options = self.orders.model, self._prepared, self.orders.options
+        facts = prepared.facts if prepared else None
+        return self.store.begin_run(
+            campaign_id=self.orders.campaign_id,
+            board=self.board.name,
+            stage=stage.name,
+            parameters=options.model_dump(mode="json"),
+            model_hash=model.sha256,
+            model_name=model.name,
+            scheme=model.scheme,
+            engine_hash=prepared.engine_hash if prepared else None,
+            boot_id=facts.boot_id if facts else None,
+            facts=facts.model_dump(mode="json") if facts else None,
+        )
+
+    def clean_up(self, remote: RemoteRun, *, cancel: bool) -> None:
+        """Ends a run and removes what it left. What resists is tried again before the release."""
+        deadline = Deadline.after(CLEAN_S, f"cleaning {self.board.name}")
+        try:
+            session = self.session()
+            if cancel:
+                lifecycle.cancel(session, remote, deadline)
+            left = lifecycle.clean_up(session, remote.deployment, remote, deadline)
+        except BoardError as error:
+            left = [f"run {remote.run_id} in {remote.spool} ({error.found})"]
+        if left:
+            self._uncleaned.append((remote, "; ".join(left)))
+
+    def _leave(self) -> None:
+        """Before the board is released: it is clean, or the user is told what is on it."""
+        again, self._uncleaned = self._uncleaned, []
+        for remote, _ in again:
+            self.clean_up(remote, cancel=True)
+        for _, left in self._uncleaned:
+            self.campaign.leave_behind(f"{self.board.name}: {left}")
+        self._close()
+
+    # --- before the stages ----------------------------------------------------------------------
+
+    def _prepare(self) -> Prepared:
+        name, virtual = self.board.name, self.board.virtual is not None
+        self.store.record_board(
+            name,
+            host=None if virtual else self.board.host,
+            virtual=virtual,
+            tags=list(self.board.tags),
+            budget=self.board.budget.model_dump(mode="json"),
+        )
+        self.say("", "connecting")
+        session = self.session()
+        self.say("", "probing")
+        facts = probe(session, deadline=Deadline.after(PROBE_S, "probe"))
+        self.store.record_board(
+            name, facts=facts.model_dump(mode="json"), boot_id=facts.boot_id, serial=facts.serial
+        )
+        self.check_stop()
+        self.say("", "building the bundle")
+        bundle = build_bundle(facts)
+        deployment = deploy(
+            self.session(),
+            facts,
+            bundle,
+            sorted({self.model_for(stage).package for stage in self.orders.stages}),
+            deadline=Deadline.after(DEPLOY_S, "deploy"),
+            on_progress=self._sending,
+        )
+        self._prepared = Prepared(facts, bundle.hash, deployment)
+        self._clear_orphans(deployment)
+        return self._prepared
+
+    def _sending(self, name: str, done: int, total: int) -> None:
+        self.check_stop()
+        share = done / total if total else None
+        self.say("", f"sending {name}: {done >> 20} of {total >> 20} MiB", share)
+
+    def _clear_orphans(self, deployment: Deployment) -> None:
+        """Ends what a killed harness left running here and nobody will collect."""
+        keep = self.orders.campaign_id if self.orders.resumed else None
+        for row in orphans(self.store, self.board.name, keep=keep):
+            self.say("", f"clearing away an abandoned {row.stage} run")
+            remote = lifecycle.find(self.session(), deployment, row.id)
+            if remote is not None:
+                self.clean_up(remote, cancel=True)
+            verdict = Verdict(
+                outcome=Outcome.INVALID,
+                headline="abandoned: its harness ended, and it was not resumed",
+            )
+            self.store.finish_run(row.id, verdict, error_kind=INTERRUPTED)
+
+
+def headline(error: HarnessError, limit: int = 118) -> str:
+    """What was found and what was expected, on one line; the remedy is kept apart."""
+    text = error.found + (f"; expected {error.expected}" if error.expected else "")
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -1,0 +1,139 @@
+"""Bring-up in this process: stages on several boards, resumed where a killed harness stopped."""
+
+from __future__ import annotations
+
+import enum
+import sys
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from harness.farm.campaign import Campaign, Orders
+from harness.farm.progress import Reporter
+from harness.farm.results import CampaignResult
+from harness.farm.resume import was_stopped
+from harness.store import Store, options_hash
+from harness.verdicts import Outcome
+
+if TYPE_CHECKING:
+    from harness.deploy.models import PreparedModel
+    from harness.inventory import Board
+    from harness.jobs.base import BringupOptions, Stage
+
+
+class Resume(enum.Enum):
+    """Which earlier campaign with the same boards, model and options is continued."""
+
+    CRASHED = "crashed"  # one whose harness was killed, not one that the user stopped
+    ALSO_STOPPED = "also-stopped"
+    NEVER = "never"
+
+
+def bringup(
+    boards: Sequence[Board],
+    model: PreparedModel,
+    options: BringupOptions,
+    store: Store,
+    reporter: Reporter,
+    *,
+    stop: threading.Event,
+    stages: Sequence[Stage] | None = None,
+    resume: Resume = Resume.CRASHED,
+    kind: str = "bringup",
+) -> CampaignResult:
+    """Runs `stages` (all, in order) on every board side by side, and waits for the end.
+
+    Each board stops at its first stage that does not pass; its later stages are BLOCKED. Trouble
+    with one board is an ERROR of that board. When `stop` is set, runs on boards are cancelled,
+    boards cleaned and released. Virtual boards that this process started are stopped at the end.
+    Raises HarnessError only for what concerns all boards: the store, the model.
+    """
+    campaign = open_campaign(
+        boards, model, options, store, reporter, stop=stop, stages=stages, resume=resume, kind=kind
+    )
+    reporter.begin(list(campaign.boards), [stage.name for stage in campaign.orders.stages])
+    try:
+        campaign.start()
+        campaign.wait()
+    finally:
+        reporter.end()
+        stop_virtual_boards(campaign)
+    return campaign.finish()
+
+
+def open_campaign(
+    boards: Sequence[Board],
+    model: PreparedModel,
+    options: BringupOptions,
+    store: Store,
+    reporter: Reporter,
+    *,
+    stop: threading.Event,
+    stages: Sequence[Stage] | None = None,
+    resume: Resume = Resume.CRASHED,
+    kind: str = "bringup",
+) -> Campaign:
+    """A campaign that has not started any board: a new one, or the one to be continued."""
+    from harness.jobs import stages as all_stages
+
+    chosen = tuple(all_stages() if stages is None else stages)
+    store.record_model(
+        model.sha256,
+        name=model.name,
+        scheme=model.scheme,
+        source_sha256=model.source_sha256,
+        notes=list(model.notes),
+        bytes=model.package.stat().st_size,
+    )
+    described = _describe(boards, model, options, chosen)
+    earlier = _earlier(store, kind, options_hash(described), resume)
+    campaign_id = earlier or store.begin_campaign(kind, sys.argv, described)
+    if earlier is not None:
+        reporter.note("continuing the interrupted bring-up of the same boards, model and options")
+    orders = Orders(campaign_id, model, options, chosen, resumed=earlier is not None)
+    return Campaign(boards, orders, store, reporter, stop)
+
+
+def _describe(
+    boards: Sequence[Board],
+    model: PreparedModel,
+    options: BringupOptions,
+    stages: Sequence[Stage],
+) -> dict[str, Any]:
+    """What makes two campaigns the same, so that the second continues the first."""
+    return {
+        "boards": sorted(
+            (board.model_dump(mode="json") for board in boards), key=lambda entry: entry["name"]
+        ),
+        "model": model.sha256,
+        "options": options.model_dump(mode="json"),
+        "stages": [stage.name for stage in stages],
+    }
+
+
+def _earlier(store: Store, kind: str, wanted: str, resume: Resume) -> str | None:
+    """The newest campaign left open, if it may be continued. All others are closed for good."""
+    newest = store.interrupted_campaign(kind, wanted)  # from now on it belongs to this process
+    if newest is None:
+        return None
+    while (older := store.interrupted_campaign(kind, wanted)) is not None:
+        store.finish_campaign(older, Outcome.INVALID)
+    if resume is Resume.ALSO_STOPPED or (
+        resume is Resume.CRASHED and not was_stopped(store, newest)
+    ):
+        return newest
+    store.finish_campaign(newest, Outcome.INVALID)
+    return None
+
+
+def stop_virtual_boards(campaign: Campaign) -> None:
+    """Stops the virtual boards that this process started, or its killed predecessor."""
+    boards = [board for board in campaign.boards.values() if board.virtual is not None]
+    if not boards:
+        return
+    from harness.boards import virtual
+
+    virtual.stop_all_started_here()
+    if campaign.orders.resumed:
+        for board in boards:
+            virtual.stop(board)

@@ -1,0 +1,80 @@
+"""What a user asked for, checked: boards with extra environment, stages, options."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from harness.errors import HarnessError
+from harness.inventory import load_farm
+
+if TYPE_CHECKING:
+    from harness.inventory import Board
+    from harness.jobs.base import BringupOptions, Stage
+
+
+def choose_boards(
+    farm: Path, names: Sequence[str], tags: Sequence[str], environment: Sequence[str] = ()
+) -> list[Board]:
+    """The boards of the file `farm` that were asked for. `environment`: `BOARD:KEY=VALUE` each.
+
+    Raises HarnessError for an unknown board or tag, and for what is no assignment.
+    """
+    boards = load_farm(farm).select(names, tags)
+    added: dict[str, dict[str, str]] = {}
+    for text in environment:
+        name, key, value = _assignment(text)
+        if name not in (board.name for board in boards):
+            raise HarnessError(
+                f"--board-env {text!r} is for {name!r}, which takes no part",
+                expected="one of " + ", ".join(board.name for board in boards),
+            )
+        added.setdefault(name, {})[key] = value
+    return [
+        board.model_copy(update={"environment": {**board.environment, **added[board.name]}})
+        if board.name in added
+        else board
+        for board in boards
+    ]
+
+
+def _assignment(text: str) -> tuple[str, str, str]:
+    name, colon, rest = text.partition(":")
+    key, equals, value = rest.partition("=")
+    if not (name and colon and equals) or not key.isidentifier() or not key.isascii():
+        raise HarnessError(f"--board-env {text!r}", expected="BOARD:KEY=VALUE")
+    return name, key, value
+
+
+def choose_stages(names: Sequence[str]) -> list[Stage]:
+    """The stages by name, in the order that a bring-up runs them; all for none."""
+    from harness.jobs import stages
+
+    known = stages()
+    for name in names:
+        if name not in [stage.name for stage in known]:
+            near = difflib.get_close_matches(name, [stage.name for stage in known], 1)
+            raise HarnessError(
+                f"no stage {name!r}",
+                expected="one of " + ", ".join(stage.name for stage in known),
+                remedy=f"did you mean {near[0]!r}?" if near else "",
+            )
+    return [stage for stage in known if not names or stage.name in names]
+
+
+def bringup_options(**values: Any) -> BringupOptions:
+    """Options of a bring-up. Raises HarnessError naming the one that is out of range."""
+    from harness.jobs.base import BringupOptions
+
+    try:
+        return BringupOptions(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        raise HarnessError(
+            f"{name}: found {first.get('input')!r}", expected=first["msg"]
+        ) from error

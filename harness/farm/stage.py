@@ -1,0 +1,183 @@
+"""One stage on one board: plan, start or find again, follow, clean up, judge, record."""
+
+from __future__ import annotations
+
+import tempfile
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.deadline import Deadline
+from harness.errors import BoardError, HarnessError
+from harness.farm.board import Interrupted, headline
+from harness.farm.results import INTERRUPTED, StageResult
+from harness.farm.resume import judged, unjudged
+from harness.jobs import lifecycle
+from harness.jobs.base import StageContext
+from harness.verdicts import Outcome, Verdict
+
+if TYPE_CHECKING:
+    from engine.records import Event
+    from harness.farm.board import BoardRun, Prepared
+    from harness.jobs.base import Plan, Stage
+    from harness.jobs.lifecycle import RemoteRun, RunLog
+    from harness.store import RunRow
+
+START_S = 180.0  # sending the run's inputs included
+COLLECT_S = 600.0  # on top of the run's own deadline: reconnecting, and pulling what it left
+
+# Trouble that a second try may not meet again. Every try is recorded; a FAIL is never retried.
+RETRIED = ("board-lost", "board-reset", "unreachable", "timeout")
+ATTEMPTS = 2
+
+
+class StageRun:
+    def __init__(self, run: BoardRun, stage: Stage, prepared: Prepared) -> None:
+        self.run, self.stage, self.prepared = run, stage, prepared
+        self.board, self.store, self.orders = run.board, run.store, run.orders
+
+    def result(self) -> StageResult:
+        """Reuses, continues or runs the stage. Raises Interrupted."""
+        campaign, name = self.orders.campaign_id, self.board.name
+        earlier: RunRow | None = None
+        if self.orders.resumed:
+            done = judged(self.store, campaign, name, self.stage.name, self.prepared.engine_hash)
+            if done is not None:
+                return done
+            earlier = unjudged(self.store, campaign, name, self.stage.name)
+        result = self._attempt(1, earlier)
+        for attempt in range(2, ATTEMPTS + 1):
+            if result.error_kind not in RETRIED or self.run.stopping():
+                break
+            self.run.campaign.reporter.note(
+                f"{name} {self.stage.name}: {result.verdict.headline}; trying again"
+            )
+            result = self._attempt(attempt, None)
+        return result
+
+    # --- one attempt ----------------------------------------------------------------------------
+
+    def _attempt(self, attempt: int, earlier: RunRow | None) -> StageResult:
+        """One run, recorded whatever happens; trouble of board or host becomes its ERROR."""
+        run_id = earlier.id if earlier is not None else self.run.begin_run(self.stage)
+        with tempfile.TemporaryDirectory(prefix="harness-run-") as folder:
+            context = self._context(run_id, Path(folder))
+            remote: RemoteRun | None = None
+            kind: str | None = None
+            try:
+                self.run.check_stop()
+                self.run.say(self.stage.name, "preparing references on the host")
+                plan = self.stage.plan(context)
+                self.run.check_stop()
+                remote = self._find(earlier) if earlier is not None else None
+                if remote is None:
+                    remote = self._start(context, plan)
+                log = self._follow(context, plan, remote)
+                self.run.check_stop()
+                self.store.collected(run_id)
+                self.run.clean_up(remote, cancel=False)
+                remote = None
+                self.run.say(self.stage.name, "judging")
+                verdict = self.stage.judge(context, log)
+            except Interrupted:
+                self._record(run_id, _stopped(), INTERRUPTED)
+                raise
+            except BoardError as error:
+                kind, verdict = error.kind, _error(error)
+            except HarnessError as error:
+                kind, verdict = "host", _error(error)
+            except Exception as error:
+                # A defect of ours: told in full, kept apart from findings about the product.
+                self.run.campaign.reporter.note(traceback.format_exc())
+                kind = "internal"
+                verdict = Verdict(
+                    outcome=Outcome.ERROR,
+                    headline=f"internal error of the harness: {type(error).__name__}: {error}"[
+                        :118
+                    ],
+                    remedy="report it with the traceback above",
+                )
+            finally:
+                if remote is not None:
+                    self.run.clean_up(remote, cancel=True)
+        self._record(run_id, verdict, kind)
+        return StageResult(
+            self.board.name, self.stage.name, verdict, run_id, attempts=attempt, error_kind=kind
+        )
+
+    def _context(self, run_id: str, folder: Path) -> StageContext:
+        model = self.run.model_for(self.stage)
+        return StageContext(
+            board=self.board,
+            facts=self.prepared.facts,
+            model=model,
+            options=self.orders.options,
+            run_id=run_id,
+            remote_package=self.prepared.deployment.paths[model.sha256],
+            cache=folder,
+        )
+
+    def _find(self, earlier: RunRow) -> RemoteRun | None:
+        """The run that a killed harness started, running or ended; None if it never began."""
+        self.run.say(self.stage.name, "looking for the run of the harness that was killed")
+        remote = lifecycle.find(self.run.session(), self.prepared.deployment, earlier.id)
+        if remote is not None:
+            self.run.campaign.reporter.note(
+                f"{self.board.name} {self.stage.name}: found the run of the interrupted bring-up; "
+                "continuing it"
+            )
+        return remote
+
+    def _start(self, context: StageContext, plan: Plan) -> RemoteRun:
+        self.run.say(self.stage.name, "starting")
+        remote = lifecycle.start(
+            self.run.session(),
+            self.prepared.deployment,
+            plan.spec,
+            plan.inputs,
+            environment=self.board.environment,
+            deadline=Deadline.after(START_S, f"starting {self.stage.name}"),
+        )
+        self.store.running(context.run_id, remote.spool, _plain(self.prepared.deployment))
+        return remote
+
+    def _follow(self, context: StageContext, plan: Plan, remote: RemoteRun) -> RunLog:
+        seconds = plan.spec.deadline_s + COLLECT_S
+        return lifecycle.follow(
+            self.run.session,
+            remote,
+            self.store.raw_folder(context.run_id),
+            on_event=self._event,
+            deadline=Deadline.after(seconds, f"{self.stage.name} on {self.board.name}"),
+            cancel=self.run.stopping,
+        )
+
+    def _event(self, event: Event) -> None:
+        if event.kind == "progress":
+            done, total = event.data.get("done"), event.data.get("total")
+            share = None
+            if isinstance(done, (int, float)) and isinstance(total, (int, float)) and total > 0:
+                share = done / total
+            self.run.say(self.stage.name, str(event.data.get("message") or "running"), share)
+
+    def _record(self, run_id: str, verdict: Verdict, kind: str | None) -> None:
+        self.store.finish_run(run_id, verdict, error_kind=kind, boot_id=self.prepared.facts.boot_id)
+
+
+def _stopped() -> Verdict:
+    return Verdict(outcome=Outcome.INVALID, headline="stopped by the user")
+
+
+def _error(error: HarnessError) -> Verdict:
+    return Verdict(outcome=Outcome.ERROR, headline=headline(error), remedy=error.remedy or None)
+
+
+def _plain(deployment: Any) -> dict[str, Any]:
+    """What the store keeps of a deployment."""
+    return {
+        "root": deployment.root,
+        "python": list(deployment.python),
+        "sent_bytes": deployment.sent_bytes,
+        "sent_parts": list(deployment.sent_parts),
+        "kept_parts": list(deployment.kept_parts),
+    }
