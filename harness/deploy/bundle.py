@@ -1,0 +1,270 @@
+"""What a board needs to run the engine: its sources and, unpacked on the host, its wheels.
+
+Each part is one tar file named by its hash. The same sources give the same bytes on every host, so
+a board that holds a part need not be sent it again. A board needs a Python, but no pip, no network.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import io
+import json
+import re
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Literal
+
+from packaging.version import InvalidVersion, Version
+
+import engine
+from harness.deploy.cache import atomic_file, locked, sha256_file
+from harness.deploy.registry import NoSuchWheel, download_deadline, download_wheel
+from harness.errors import BoardError, HarnessError
+from harness.paths import cache_dir
+
+if TYPE_CHECKING:
+    from harness.boards.facts import Facts, PythonFacts
+
+BOARD_WHEELS = ("numpy", "psutil")
+OLDEST_PYTHON = Version("3.9")
+LOCK_FILE = Path(__file__).resolve().parents[2] / "requirements" / "lock.txt"
+WHEEL_BYTES_LIMIT = 1 << 30  # unpacked; a larger one is not a wheel of ours
+RECIPE = "1"  # raise it when the tar of a wheel is made differently
+# Left out of the tars: a board neither type-checks nor compiles nor tests them.
+_LEFT_OUT_FOLDERS = ("tests", "include", "__pycache__")
+_LEFT_OUT_SUFFIXES = (".pyi", ".pyc", ".a", ".h", ".pxd")
+_OLDEST_GLIBC_MINOR = 5  # manylinux1; the oldest that a wheel may name
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One tar file to be unpacked on a board. `sha256` and `bytes` are the file's."""
+
+    name: str  # "engine", "numpy 2.4.6"
+    kind: Literal["engine", "wheel"]
+    path: Path
+    sha256: str
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Bundle:
+    """The parts for one kind of board, engine first; `hash` names their whole content."""
+
+    parts: tuple[Part, ...]
+    hash: str
+
+
+def build_bundle(facts: Facts, board: str = "") -> Bundle:
+    """The parts for a board of these facts, built or from the cache; `board` names it in errors.
+
+    Raises BoardError "no-python" when the board has no Python that the engine can use, and "deploy"
+    when the locked version of a library has no wheel for it; HarnessError when the registry is out
+    of reach.
+    """
+    board = board or facts.machine
+    python = usable_python(facts, board)
+    parts = [_engine_part()]
+    for name in BOARD_WHEELS:
+        try:
+            parts.append(_wheel_part(name, python, platform_tags(facts, board)))
+        except NoSuchWheel as error:
+            raise BoardError(
+                board,
+                "deploy",
+                f"Python {python.version} on {facts.machine}, {facts.libc}: {error.found}",
+                expected=f"a wheel of the {name} that requirements/lock.txt names",
+                remedy="name a newer Python of the board in devices.yaml (`python:`), or lock a "
+                f"version of {name} that supports this one",
+            ) from error
+    digest = hashlib.sha256("\n".join(part.sha256 for part in parts).encode()).hexdigest()
+    return Bundle(tuple(parts), digest)
+
+
+def usable_python(facts: Facts, board: str) -> PythonFacts:
+    """The board's Python. Raises BoardError "no-python" without one, or with one too old."""
+    expected = f"Python {OLDEST_PYTHON} or newer on the board"
+    remedy = "install python3 there, or name its path in devices.yaml (`python:`)"
+    if facts.python is None:
+        raise BoardError(board, "no-python", "no Python", expected=expected, remedy=remedy)
+    try:
+        version = Version(facts.python.version)
+    except InvalidVersion:
+        version = Version("0")
+    if version < OLDEST_PYTHON:
+        raise BoardError(
+            board,
+            "no-python",
+            f"{facts.python.path} is Python {facts.python.version}",
+            expected=expected,
+            remedy=remedy,
+        )
+    return facts.python
+
+
+def platform_tags(facts: Facts, board: str) -> list[str]:
+    """The wheel platforms that a board of this machine and libc can load, the newest first.
+
+    Sources: PEP 600 (manylinux_X_Y), PEP 656 (musllinux_X_Y). Raises BoardError "deploy" for a
+    libc that no wheel is built for.
+    """
+    machine = facts.machine
+    match = re.match(r"(glibc|musl) (\d+)\.(\d+)", facts.libc or "")
+    if match is None:
+        raise BoardError(
+            board,
+            "deploy",
+            f"libc {facts.libc!r}",
+            expected="glibc or musl with a version, which wheels are built for",
+            remedy="use a system with glibc or musl on this board",
+        )
+    libc, major, minor = match[1], int(match[2]), int(match[3])
+    if libc == "musl":
+        return [f"musllinux_{major}_{number}_{machine}" for number in range(minor, -1, -1)]
+    tags = [f"manylinux_{major}_{number}_{machine}" for number in range(minor, 0, -1)]
+    aliases = {17: "manylinux2014", 12: "manylinux2010", _OLDEST_GLIBC_MINOR: "manylinux1"}
+    tags += [f"{alias}_{machine}" for number, alias in aliases.items() if minor >= number]
+    return tags
+
+
+# --- the engine's sources ------------------------------------------------------------------------
+
+
+def engine_files(root: Path) -> list[tuple[str, bytes]]:
+    """(name below the tar, content) of the engine's sources in `root`, sorted by name."""
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        inside = path.relative_to(root)
+        if not {"tests", "__pycache__"} & set(inside.parts):
+            found.append((f"engine/{inside.as_posix()}", path.read_bytes()))
+    return found
+
+
+def plain_tar(files: Iterable[tuple[str, bytes]]) -> bytes:
+    """A tar whose bytes depend on names and contents alone: no times, owners or modes in it."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, data in sorted(files):
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode, entry.mtime = len(data), 0o644, 0
+            archive.addfile(entry, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def _engine_part() -> Part:
+    """The engine of this checkout. Not compressed: its hash is that of the sources themselves."""
+    data = plain_tar(engine_files(Path(engine.__file__).parent))
+    digest = hashlib.sha256(data).hexdigest()
+    path = cache_dir("bundles") / f"engine-{digest}.tar"
+    if not path.is_file() or path.stat().st_size != len(data):
+        with atomic_file(path) as file:
+            file.write(data)
+    return Part("engine", "engine", path, digest, len(data))
+
+
+# --- wheels --------------------------------------------------------------------------------------
+
+
+def locked_requirement(name: str, lock: Path = LOCK_FILE) -> tuple[str, list[str]]:
+    """(version, SHA-256 hashes) of `name` in a pip-compile lock file. Raises HarnessError."""
+    try:
+        text = lock.read_text()
+    except OSError as error:
+        raise HarnessError(
+            f"cannot be read: {error.strerror}",
+            where=str(lock),
+            remedy="run the harness from its checkout, which holds requirements/lock.txt",
+        ) from error
+    match = re.search(rf"^{re.escape(name)}==(\S+) \\\n((?:    --hash=\S+(?: \\)?\n)+)", text, re.M)
+    if match is None:
+        raise HarnessError(
+            f"no {name}==VERSION with hashes",
+            where=str(lock),
+            remedy="make it again with pip-compile --generate-hashes",
+        )
+    return match[1], re.findall(r"sha256:([0-9a-f]{64})", match[2])
+
+
+def _wheel_part(name: str, python: PythonFacts, platforms: list[str]) -> Part:
+    version, hashes = locked_requirement(name)
+    major, minor = Version(python.version).release[:2]
+    request = {"python": f"{major}.{minor}", "platforms": platforms, "recipe": RECIPE}
+    key = hashlib.sha256(json.dumps([request, hashes]).encode()).hexdigest()[:16]
+    folder = cache_dir("wheels")
+    index = folder / f"{name}-{version}-{key}.json"
+    with locked(folder / f".{name}.lock"):
+        part = _from_index(index, f"{name} {version}")
+        if part is None:
+            arguments = ["--implementation", "cp", "--python-version", f"{major}.{minor}"]
+            arguments += ["--abi", f"cp{major}{minor}"]
+            for platform in platforms:
+                arguments += ["--platform", platform]
+            with tempfile.TemporaryDirectory(prefix=".wheel-", dir=folder) as temporary:
+                wheel = download_wheel(
+                    f"{name}=={version}",
+                    hashes,
+                    Path(temporary),
+                    arguments=arguments,
+                    deadline=download_deadline(),
+                )
+                path = folder / f"{sha256_file(wheel)}-{RECIPE}.tar.gz"
+                if not path.is_file():
+                    pack_wheel(wheel, path)
+            record = {"file": path.name, "sha256": sha256_file(path), "wheel": wheel.name}
+            with atomic_file(index) as file:
+                file.write(json.dumps(record, indent=1).encode())
+            part = _from_index(index, f"{name} {version}")
+    if part is None:
+        raise HarnessError("the cached wheel vanished", where=str(folder), remedy="try again")
+    return part
+
+
+def _from_index(index: Path, name: str) -> Part | None:
+    """The part that an earlier download left, if it is whole."""
+    try:
+        record = json.loads(index.read_text())
+        path = index.parent / str(record["file"])
+        if sha256_file(path) != record["sha256"]:
+            return None
+        return Part(name, "wheel", path, str(record["sha256"]), path.stat().st_size)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def pack_wheel(wheel: Path, target: Path) -> None:
+    """Turn a wheel into the tar of what it installs, without tests, stubs and headers.
+
+    Raises HarnessError for a member that would leave the folder, or a wheel beyond all measure.
+    """
+    files: list[tuple[str, bytes]] = []
+    with zipfile.ZipFile(wheel) as archive:
+        members = [item for item in archive.infolist() if not item.is_dir()]
+        size = sum(item.file_size for item in members)
+        if size > WHEEL_BYTES_LIMIT:
+            raise HarnessError(f"{size >> 20} MiB unpacked", where=wheel.name)
+        for item in members:
+            name = _installed_name(item.filename, wheel.name)
+            if name is not None:
+                files.append((name, archive.read(item)))
+    with atomic_file(target) as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
+        packed.write(plain_tar(files))
+
+
+def _installed_name(member: str, wheel: str) -> str | None:
+    """Where pip would install a wheel's member, relative to site-packages; None to leave it out."""
+    path = PurePosixPath(member)
+    if path.is_absolute() or ".." in path.parts or "\\" in member:
+        raise HarnessError(f"unsafe member {member!r}", where=wheel)
+    parts = path.parts
+    if parts[0].endswith(".data"):  # the wheel specification's folders for other places
+        if len(parts) < 3 or parts[1] not in ("purelib", "platlib"):
+            return None
+        parts = parts[2:]
+    if set(parts[:-1]) & set(_LEFT_OUT_FOLDERS) or parts[-1].endswith(_LEFT_OUT_SUFFIXES):
+        return None
+    return "/".join(parts)
