@@ -65,8 +65,9 @@ def choose(
     order = np.argsort(-scores, kind="stable")
     if sampling.top_k:
         order = order[: sampling.top_k]
-    kept = scores[order] / sampling.temperature
-    probabilities = np.exp(kept - kept[0])
+    with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf
+        kept = (scores[order] - scores[order[0]]) / sampling.temperature
+    probabilities = np.exp(kept)
     probabilities /= probabilities.sum()
     if sampling.top_p < 1.0:
         # The smallest set whose mass reaches top_p: the token that crosses it belongs to it.

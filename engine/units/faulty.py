@@ -5,7 +5,7 @@
     scale:1.02@L07.ffn.down    the output times 1.02
     nan@L03.attn.out           one NaN in the output
     zero-row:5@L02.ffn.up      output 5 is always zero
-    shift:1@L04.attn.rope      positions one too high (RoPE off by one)
+    shift:1@L04.attn.rope      queries rotated for one position too high
     stale@L05.attn.kv          the newest position is not written to the cache
     slow:20@L01.ffn.up         20 ms longer
     leak:0.5@head.norm         half a mebibyte more memory each time
@@ -59,10 +59,14 @@ def _zero_row(fault: Fault, op: Op, state: State, run: Callable[[], None]) -> No
 
 
 def _shift(fault: Fault, op: Op, state: State, run: Callable[[], None]) -> None:
+    """Queries alone: RoPE is relative, so positions that are all wrong alike change nothing."""
     positions = state["positions"]
     state["positions"] = positions + int(fault.value)
     run()
+    queries = state[op.writes[0]]
     state["positions"] = positions
+    run()
+    state[op.writes[0]] = queries
 
 
 def _stale(fault: Fault, op: Op, state: State, run: Callable[[], None]) -> None:

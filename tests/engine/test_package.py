@@ -1,0 +1,218 @@
+"""The package format: lossless where it says so, and checked before it is mapped."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.formats.checkpoint import Checkpoint, FormatError
+from engine.formats.synthetic import SyntheticCheckpoint
+from engine.package import ALIGNMENT, MAGIC, Package, PackageError, build_package
+from engine.quantize.schemes import dequantize
+
+SCHEMES = {"F32": "f32", "F16": "f16", "BF16": "bf16", "Q8_0": "q8", "Q4_0": "q4", "Q4_1": "q4"}
+
+
+def halves_order(rows: int, heads: int) -> np.ndarray:
+    """Where GGUF keeps row i of a head whose RoPE rotates halves: pairs lie side by side there."""
+    size = rows // heads
+    inside = [2 * i for i in range(size // 2)] + [2 * i + 1 for i in range(size // 2)]
+    return np.array([head * size + i for head in range(heads) for i in inside])
+
+
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_every_weight_of_a_known_type_is_kept_exactly(
+    kind: str,
+    checkpoint_in: Callable[[str], Checkpoint],
+    package_in: Callable[[str], Package],
+) -> None:
+    checkpoint, package = checkpoint_in(kind), package_in(kind)
+    assert package.notes == ()
+    down = package.tensors["L01.ffn.down"]
+    assert down.scheme == SCHEMES[kind]
+    assert np.array_equal(dequantize(down), checkpoint.float32("blk.1.ffn_down.weight"))
+    q = checkpoint.float32("blk.0.attn_q.weight")
+    assert np.array_equal(dequantize(package.tensors["L00.attn.q"]), q[halves_order(len(q), 4)])
+    k = checkpoint.float32("blk.0.attn_k.weight")
+    assert np.array_equal(dequantize(package.tensors["L00.attn.k"]), k[halves_order(len(k), 2)])
+
+
+def test_some_rows_dequantise_to_the_same_numbers_as_all(
+    package_in: Callable[[str], Package],
+) -> None:
+    for kind in SCHEMES:
+        tensor = package_in(kind).tensors["embed"]
+        rows = np.array([7, 0, 7, 200])
+        assert np.array_equal(dequantize(tensor, rows), dequantize(tensor)[rows])
+
+
+def test_a_type_without_a_layout_is_kept_as_half_floats_and_named(
+    checkpoint_in: Callable[[str], Checkpoint], package_in: Callable[[str], Package]
+) -> None:
+    package = package_in("Q5_0")
+    note = next(note for note in package.notes if "ffn_down" in note)
+    assert "Q5_0" in note and "relative error" in note
+    wanted = checkpoint_in("Q5_0").float32("blk.0.ffn_down.weight")
+    found = dequantize(package.tensors["L00.ffn.down"])
+    assert np.abs(found - wanted).max() <= np.abs(wanted).max() * 2**-11
+
+
+def test_weights_are_views_of_the_mapped_file(synthetic_package: Path) -> None:
+    package = Package.open(synthetic_package)
+    for tensor in package.tensors.values():
+        for part in tensor.parts.values():
+            assert not part.flags.owndata and not part.flags.writeable
+            assert part.__array_interface__["data"][0] % ALIGNMENT == 0
+
+
+def test_the_same_checkpoint_gives_the_same_bytes(tmp_path: Path) -> None:
+    hashes = {
+        build_package(SyntheticCheckpoint(seed=9), tmp_path / name, name="m").sha256
+        for name in ("a.pkg", "b.pkg")
+    }
+    assert len(hashes) == 1
+
+
+def test_the_tokenizer_travels_with_the_package(synthetic_package: Path) -> None:
+    assert Package.open(synthetic_package).tokenizer == SyntheticCheckpoint(seed=3).tokenizer
+
+
+def test_a_cut_package_is_refused_with_both_sizes(tmp_path: Path, synthetic_package: Path) -> None:
+    cut = tmp_path / "cut.pkg"
+    data = synthetic_package.read_bytes()
+    cut.write_bytes(data[:-1000])
+    with pytest.raises(PackageError, match=rf"{len(data) - 1000} bytes.*says {len(data)}"):
+        Package.open(cut)
+
+
+def test_a_model_file_is_not_taken_for_a_package(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(PackageError, match="engine pack"):
+        Package.open(path)
+
+
+def test_a_missing_package_is_named() -> None:
+    with pytest.raises(PackageError, match="no/such"):
+        Package.open("no/such.pkg")
+
+
+def rewrite(source: Path, target: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """A copy of a package whose header was changed; sizes and offsets of the file stay."""
+    data = source.read_bytes()
+    (length,) = struct.unpack("<Q", data[len(MAGIC) : len(MAGIC) + 8])
+    begin = len(MAGIC) + 8
+    header = json.loads(data[begin : begin + length])
+    change(header)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    room = min(
+        part["offset"] for spec in header["tensors"].values() for part in spec["parts"].values()
+    )
+    assert begin + len(text) <= max(room, begin + length) or room <= 0
+    padding = data[begin + length :]
+    shift = len(text) - length
+    body = padding[shift:] if shift > 0 else bytes(-shift) + padding
+    target.write_bytes(MAGIC + struct.pack("<Q", len(text)) + text + body)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("offset", 1 << 60, "lies at"),
+        ("offset", 8, "aligned"),
+        ("offset", -64, "lies at"),
+        ("dtype", "O8", "O8"),
+        ("shape", [1 << 40, 1 << 40], "lies at"),
+        ("shape", [64, 127], "expected"),
+    ],
+)
+def test_a_tensor_outside_its_file_is_named_and_never_mapped(
+    tmp_path: Path, synthetic_package: Path, field: str, value: Any, message: str
+) -> None:
+    bad = tmp_path / "bad.pkg"
+
+    def change(header: dict[str, Any]) -> None:
+        header["tensors"]["L00.ffn.down"]["parts"]["data"][field] = value
+
+    rewrite(synthetic_package, bad, change)
+    with pytest.raises(PackageError, match=message):
+        Package.open(bad)
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(position=st.integers(0, 6000), value=st.integers(0, 255))
+def test_a_damaged_header_gives_an_error_or_a_package_never_a_crash(
+    tmp_path: Path, synthetic_package: Path, position: int, value: int
+) -> None:
+    damaged = tmp_path / "damaged.pkg"
+    shutil.copyfile(synthetic_package, damaged)
+    with damaged.open("r+b") as file:
+        file.seek(position)
+        file.write(bytes([value]))
+    try:
+        package = Package.open(damaged)
+    except PackageError:
+        return
+    for tensor in package.tensors.values():
+        for part in tensor.parts.values():
+            np.asarray(part).sum(dtype=np.float64)  # every byte of it can be read
+
+
+class Altered(SyntheticCheckpoint):
+    """A model with one tensor changed."""
+
+    def float32(self, name: str) -> np.ndarray:
+        values = super().float32(name)
+        if name == "blk.1.ffn_up.weight":
+            values = values.copy()
+            values[3, 4] = np.nan
+        return values
+
+
+def test_a_weight_that_is_not_a_number_is_refused_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"blk\.1\.ffn_up\.weight.*\(3, 4\)"):
+        build_package(Altered(seed=1), tmp_path / "nan.pkg", name="nan")
+    assert list(tmp_path.iterdir()) == []  # nothing half-written stays
+
+
+def without(checkpoint: SyntheticCheckpoint, **changes: Any) -> SyntheticCheckpoint:
+    checkpoint.metadata = {**checkpoint.metadata, **changes}
+    return checkpoint
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"general.architecture": "gpt9"}, r"'gpt9' is not known; known: llama"),
+        ({"llama.block_count": 5}, r"tensor 'blk\.2\.attn_norm\.weight' is missing"),
+        ({"llama.feed_forward_length": 99}, r"ffn_gate.*\(128, 64\).*\(99, 64\)"),
+        ({"llama.attention.head_count": "4"}, r"head_count is '4', expected one whole number"),
+        ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "a finite number"),
+        ({"llama.expert_count": 8}, "mixture-of-experts"),
+        ({"llama.rope.scaling.type": "longrope"}, "'longrope' is not known; known: none, linear"),
+        ({"llama.attention.head_count_kv": 3}, "4 heads do not divide by 3"),
+        ({"llama.context_length": None}, "context_length is missing"),
+    ],
+)
+def test_a_config_that_cannot_be_run_is_refused_by_key(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_package(without(SyntheticCheckpoint(), **changes), tmp_path / "x.pkg", name="x")
+
+
+def test_a_config_key_that_nobody_reads_becomes_a_note(tmp_path: Path) -> None:
+    checkpoint = without(SyntheticCheckpoint(), **{"llama.new_trick": 1})
+    info = build_package(checkpoint, tmp_path / "x.pkg", name="x")
+    assert any("llama.new_trick" in note for note in info.notes)
