@@ -1,1 +1,313 @@
-"""Bring-up stages as pytest tests."""
+"""Bring-up stages as pytest tests, and fixtures for tests of one's own on boards.
+
+    pytest -m device                                    # every board of devices.yaml, every stage
+    pytest -m device --boards rk-01,rk-02 --stress-minutes 30
+    pytest -m device --tag nightly --model model.gguf --junit-xml report.xml
+
+Registered as an entry point, so it works in any repository where the harness is installed. It is
+inert otherwise: device tests run only when `-m device` asks for them, or when their own file or
+folder is named. Collecting never connects to anything.
+
+A stage that fails is a failure. Trouble with a board (no link, no space, no Python) is an error of
+the test's set-up, never a failure. Later stages of the same board are skipped, "blocked by …".
+
+Fixtures for one's own tests (mark them `device`): `board`, the board of devices.yaml, once for each
+that was selected; `deployed`, the same board leased, connected, with engine and model on it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from harness.farm.devices import Deployed, DeviceSession
+    from harness.farm.results import StageResult
+    from harness.inventory import Board
+
+MARKER = "device: runs on the boards of devices.yaml; asked for with -m device"
+DEFAULT_FARM = "devices.yaml"
+
+
+class Case(NamedTuple):
+    """One stage of one board; `lacking` says why there is none."""
+
+    board: str
+    stage: str
+    lacking: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.board}-{self.stage}" if not self.lacking else "no-boards"
+
+
+class Selection(NamedTuple):
+    boards: tuple[Board, ...]
+    lacking: str = ""  # why there are none
+
+
+SELECTION = pytest.StashKey[Selection]()
+CASES = pytest.StashKey[list[Case]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("decode-harness", "bring-up on boards (-m device)")
+    group.addoption(
+        "--farm", metavar="FILE", help=f"what describes the boards; default: {DEFAULT_FARM} here"
+    )
+    group.addoption(
+        "--boards",
+        action="append",
+        default=[],
+        metavar="NAME,NAME",
+        help="only these boards; may be given again",
+    )
+    group.addoption(
+        "--tag",
+        action="append",
+        default=[],
+        metavar="TAG",
+        help="only boards with this tag; given again: with all of them",
+    )
+    group.addoption(
+        "--model", metavar="PATH", help="GGUF or safetensors; default: SmolLM2-135M-Instruct"
+    )
+    group.addoption(
+        "--stress-minutes",
+        type=float,
+        metavar="MINUTES",
+        help="length of the stress stage; default: the board's, or 30",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", MARKER)
+    if asked_by_marker(config):
+        selection(config)  # a mistake in devices.yaml or in an option ends the session here
+
+
+# --- which tests ------------------------------------------------------------------------------
+
+
+def asked_by_marker(config: pytest.Config) -> bool:
+    """Whether the marker expression wants device tests, rather than `not device`."""
+    expression = str(config.getoption("markexpr", "") or "")
+    return re.search(r"(?<!\bnot )\bdevice\b", expression) is not None
+
+
+def asked(config: pytest.Config, path: Path) -> bool:
+    """Whether tests of the file `path` that need boards were asked for: by the marker, or since
+    the file or its folder was named on the command line."""
+    if asked_by_marker(config):
+        return True
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        return False
+    named = (config.invocation_params.dir / argument.split("::")[0] for argument in config.args)
+    return any(place.resolve() in (path.resolve(), path.resolve().parent) for place in named)
+
+
+def selection(config: pytest.Config) -> Selection:
+    """The boards that the options choose, read from the farm file once. Connects to nothing.
+
+    Raises pytest.UsageError for a mistake in the file or in an option.
+    """
+    if SELECTION not in config.stash:
+        config.stash[SELECTION] = _select(config)
+    return config.stash[SELECTION]
+
+
+def _select(config: pytest.Config) -> Selection:
+    named = config.getoption("farm")
+    candidates = [config.invocation_params.dir / (named or DEFAULT_FARM)]
+    if not named:
+        candidates.append(config.rootpath / DEFAULT_FARM)
+    farm = next((path for path in candidates if path.is_file()), None)
+    if farm is None and not named:
+        return Selection((), f"needs a {DEFAULT_FARM} in {candidates[0].parent}, or --farm FILE")
+    from harness.errors import HarnessError
+    from harness.farm.selection import bringup_options, choose_boards
+
+    names = [name for text in config.getoption("boards") for name in text.split(",") if name]
+    try:
+        bringup_options(stress_minutes=config.getoption("stress_minutes"))
+        return Selection(
+            tuple(choose_boards(farm or candidates[0], names, config.getoption("tag")))
+        )
+    except HarnessError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def _cases(selected: Selection) -> list[Case]:
+    if selected.lacking:
+        return [Case("", "", selected.lacking)]
+    from harness.jobs import stages
+
+    return [Case(board.name, stage.name) for board in selected.boards for stage in stages()]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test per board and stage, or per board. Reads the farm file; connects to nothing."""
+    if not any(metafunc.definition.iter_markers("device")):
+        return
+    # What nobody asked for is not looked up: it is deselected further down.
+    wanted = asked(metafunc.config, metafunc.definition.path)
+    selected = selection(metafunc.config) if wanted else Selection((), "not asked for")
+    if "stage_case" in metafunc.fixturenames:
+        metafunc.parametrize("stage_case", _cases(selected), ids=str)
+    elif "board" in metafunc.fixturenames and _board_is_ours(metafunc):
+        boards = selected.boards or (selected.lacking,)
+        names = [getattr(board, "name", "no-boards") for board in boards]
+        metafunc.parametrize("board", boards, ids=names, indirect=True, scope="session")
+
+
+def _board_is_ours(metafunc: pytest.Metafunc) -> bool:
+    """Other projects have fixtures named `board` too; only this module's is given parameters."""
+    # pytest has no public way to ask which fixture a name means for a test.
+    found = metafunc.definition._fixtureinfo.name2fixturedefs.get("board") or ()
+    return any(definition.func.__module__ == __name__ for definition in found[-1:])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Adds the stage tests where `-m device` asks for them and no file brought them; drops device
+    tests that nobody asked for. Runs before pytest's own -m and -k."""
+    named = config.args_source is pytest.Config.ArgsSource.ARGS
+    if asked_by_marker(config) and not named and not any(map(_is_stage, items)):
+        items.extend(_stage_items(session))
+    dropped = [
+        item for item in items if item.get_closest_marker("device") and not asked(config, item.path)
+    ]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if item not in dropped]
+    for item in items:
+        if _is_stage(item):
+            _mark(config, item)
+
+
+def _stage_items(session: pytest.Session) -> Iterator[pytest.Item]:
+    path = Path(__file__).parent / "farm" / "stage_tests.py"
+    module = pytest.Module.from_parent(session, path=path, nodeid="harness/farm/stage_tests.py")
+    return session.genitems(module)
+
+
+def _is_stage(item: pytest.Item) -> bool:
+    return isinstance(_parameter(item), Case)
+
+
+def _parameter(item: pytest.Item) -> Any:
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("stage_case") if callspec is not None else None
+
+
+def _mark(config: pytest.Config, item: pytest.Item) -> None:
+    if config.pluginmanager.hasplugin("timeout"):
+        # A stage has deadlines of its own, and may well take half an hour.
+        item.add_marker(pytest.mark.timeout(0))
+    if config.pluginmanager.hasplugin("xdist"):
+        item.add_marker(pytest.mark.xdist_group(_parameter(item).board))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    session.config.stash[CASES] = [
+        _parameter(item) for item in session.items if _is_stage(item) and not _parameter(item)[2]
+    ]
+
+
+# --- fixtures ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def device_session(request: pytest.FixtureRequest) -> Iterator[DeviceSession]:
+    """The boards of this session, side by side; begun when the first test needs one."""
+    from harness.farm.devices import DeviceSession
+
+    config = request.config
+    model = config.getoption("model")
+    session = DeviceSession(
+        selection(config).boards,
+        [(case.board, case.stage) for case in config.stash[CASES]],
+        model=Path(model) if model else None,
+        stress_minutes=config.getoption("stress_minutes"),
+        # A worker of xdist runs only some of the tests; it must not take boards of the others.
+        all_at_once=not hasattr(config, "workerinput"),
+    )
+    yield session
+    session.close()
+
+
+@pytest.fixture
+def stage_result(
+    stage_case: Case,
+    request: pytest.FixtureRequest,
+    record_property: Any,
+) -> StageResult:
+    """What the stage concluded; raises here, in the set-up, for trouble that is no finding."""
+    from harness.cli.output import visible
+    from harness.verdicts import Outcome
+
+    _require(stage_case.lacking)
+    session: DeviceSession = request.getfixturevalue("device_session")
+    with _plain_errors():
+        result = session.result(stage_case.board, stage_case.stage)
+    for name, value in session.properties(result).items():
+        record_property(name, visible(str(value)))
+    if result.outcome is Outcome.ERROR:
+        pytest.fail(visible("\n".join(result.explain())), pytrace=False)
+    if result.outcome is Outcome.BLOCKED:
+        pytest.skip(visible(result.verdict.headline))
+    return result
+
+
+@pytest.fixture(scope="session")
+def board(request: pytest.FixtureRequest) -> Board:
+    """A board of devices.yaml; a test that takes it runs once for each selected board."""
+    if not hasattr(request, "param"):
+        pytest.fail("the fixture 'board' belongs to tests marked device", pytrace=False)
+    if isinstance(request.param, str):
+        _require(request.param)
+    found: Board = request.param
+    return found
+
+
+@pytest.fixture(scope="session")
+def deployed(board: Board, request: pytest.FixtureRequest) -> Iterator[Deployed]:
+    """The board, leased and connected, with engine and model on it; released afterwards."""
+    session: DeviceSession = request.getfixturevalue("device_session")
+    with _plain_errors():
+        context = session.deployed(board)
+        found = context.__enter__()
+    try:
+        yield found
+    finally:
+        context.__exit__(None, None, None)
+
+
+def _require(lacking: str) -> None:
+    """Skips for want of boards, or fails where HARNESS_STRICT says that they must be there."""
+    if not lacking:
+        return
+    if os.environ.get("HARNESS_STRICT", "") not in ("", "0"):
+        pytest.fail(f"HARNESS_STRICT=1, and this {lacking}", pytrace=False)
+    pytest.skip(lacking)
+
+
+class _plain_errors:
+    """An error that a user can mend is told in one message, without our traceback."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        from engine.formats.checkpoint import FormatError
+        from harness.cli.output import visible
+        from harness.errors import HarnessError
+
+        if isinstance(error, (HarnessError, FormatError)):
+            pytest.fail(visible(str(error)), pytrace=False)

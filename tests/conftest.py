@@ -56,12 +56,16 @@ def pytest_make_collect_report() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def harness_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def harness_home(request: pytest.FixtureRequest) -> Iterator[Path | None]:
     """The state of this test session: results, leases and virtual boards of nobody else.
 
-    Not below pytest's own temporary folder, whose long name would not fit a Unix socket's path.
+    Tests on the boards of devices.yaml are the exception: their results belong to the user. Not
+    below pytest's own temporary folder, whose long name would not fit a Unix socket's path.
     Downloads and reference outputs stay in the user's cache: they are made again from hashes.
     """
+    if all(item.get_closest_marker("device") for item in request.session.items):
+        yield None
+        return
     with (
         tempfile.TemporaryDirectory(prefix="harness-") as folder,
         pytest.MonkeyPatch.context() as patch,

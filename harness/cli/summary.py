@@ -40,18 +40,9 @@ def _style(cell: StageResult | None, styles: dict[Outcome, str]) -> str:
 
 def explanations(result: CampaignResult) -> Iterator[str]:
     """For each stage that did not pass: what was found, which checks say so, what to do."""
-    for board, row in result.results.items():
-        for stage, item in row.items():
-            if item.outcome in (Outcome.PASS, Outcome.BLOCKED):
-                continue
-            kind = f" ({item.error_kind})" if item.error_kind else ""
-            yield f"{board} {stage} {item.outcome.value.upper()}{kind}: {item.verdict.headline}"
-            for check in item.verdict.checks:
-                if check.outcome not in (Outcome.PASS, Outcome.BLOCKED):
-                    yield f"  {check.name}: {check.sentence}"
-            if item.verdict.culprit:
-                yield f"  first wrong op: {item.verdict.culprit}"
-            if item.verdict.remedy:
-                yield f"  next: {item.verdict.remedy}"
+    for row in result.results.values():
+        for item in row.values():
+            if item.outcome not in (Outcome.PASS, Outcome.BLOCKED):
+                yield from item.explain()
     for sentence in result.left_behind:
         yield f"left behind on {sentence}"

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from typing import TYPE_CHECKING
 
-from harness.boards.probe import probe
 from harness.connect import BoardSession, open_session
 from harness.deadline import Deadline
-from harness.deploy.bundle import build_bundle
-from harness.deploy.push import Deployment, deploy
 from harness.errors import BoardError, HarnessError
+from harness.farm.placing import Placed, place
 from harness.farm.results import INTERRUPTED, StageResult
 from harness.farm.resume import orphans
 from harness.jobs import lifecycle
@@ -19,29 +16,18 @@ from harness.jobs.base import Stage, stage_model
 from harness.verdicts import Outcome, Verdict
 
 if TYPE_CHECKING:
-    from harness.boards.facts import Facts
     from harness.deploy.models import PreparedModel
+    from harness.deploy.push import Deployment
     from harness.farm.campaign import Campaign
     from harness.inventory import Board
     from harness.jobs.lifecycle import RemoteRun
 
 CONNECT_S = 90.0  # connection, banner, host key, authentication, with their own retries
-PROBE_S = 60.0
-DEPLOY_S = 1800.0  # a model over a slow link
 CLEAN_S = 60.0
 
 
 class Interrupted(Exception):
     """The user asked to stop."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-    """A board with the engine and the models on it."""
-
-    facts: Facts
-    engine_hash: str
-    deployment: Deployment
 
 
 class BoardRun:
@@ -53,7 +39,7 @@ class BoardRun:
         self.lease_lost = threading.Event()
         self._uncleaned: list[tuple[RemoteRun, str]] = []  # runs that could not be removed, why
         self._session: BoardSession | None = None
-        self._prepared: Prepared | None = None
+        self._placed: Placed | None = None
 
     def execute(self) -> None:
         """Everything between taking and releasing the board."""
@@ -63,9 +49,9 @@ class BoardRun:
             self.say("", "waiting for the board")
             with self.campaign.lease(self):
                 try:
-                    prepared = self._prepare()
+                    placed = self._prepare()
                     for stage in self.orders.stages:
-                        result = StageRun(self, stage, prepared).result()
+                        result = StageRun(self, stage, placed).result()
                         self.campaign.publish(result)
                         if not result.outcome.lets_next_stage_run:
                             break
@@ -160,8 +146,8 @@ class BoardRun:
 
     def begin_run(self, stage: Stage) -> str:
         """A planned run in the store, with all that is known of the board by now."""
-        model, prepared, options = self.orders.model, self._prepared, self.orders.options
-        facts = prepared.facts if prepared else None
+        model, placed, options = self.orders.model, self._placed, self.orders.options
+        facts = placed.facts if placed else None
         return self.store.begin_run(
             campaign_id=self.orders.campaign_id,
             board=self.board.name,
@@ -170,7 +156,7 @@ class BoardRun:
             model_hash=model.sha256,
             model_name=model.name,
             scheme=model.scheme,
-            engine_hash=prepared.engine_hash if prepared else None,
+            engine_hash=placed.engine_hash if placed else None,
             boot_id=facts.boot_id if facts else None,
             facts=facts.model_dump(mode="json") if facts else None,
         )
@@ -199,41 +185,16 @@ class BoardRun:
 
     # --- before the stages ----------------------------------------------------------------------
 
-    def _prepare(self) -> Prepared:
-        name, virtual = self.board.name, self.board.virtual is not None
-        self.store.record_board(
-            name,
-            host=None if virtual else self.board.host,
-            virtual=virtual,
-            tags=list(self.board.tags),
-            budget=self.board.budget.model_dump(mode="json"),
-        )
-        self.say("", "connecting")
-        session = self.session()
-        self.say("", "probing")
-        facts = probe(session, deadline=Deadline.after(PROBE_S, "probe"))
-        self.store.record_board(
-            name, facts=facts.model_dump(mode="json"), boot_id=facts.boot_id, serial=facts.serial
-        )
-        self.check_stop()
-        self.say("", "building the bundle")
-        bundle = build_bundle(facts)
-        deployment = deploy(
-            self.session(),
-            facts,
-            bundle,
-            sorted({self.model_for(stage).package for stage in self.orders.stages}),
-            deadline=Deadline.after(DEPLOY_S, "deploy"),
-            on_progress=self._sending,
-        )
-        self._prepared = Prepared(facts, bundle.hash, deployment)
-        self._clear_orphans(deployment)
-        return self._prepared
+    def _prepare(self) -> Placed:
+        packages = {self.model_for(stage).package for stage in self.orders.stages}
 
-    def _sending(self, name: str, done: int, total: int) -> None:
-        self.check_stop()
-        share = done / total if total else None
-        self.say("", f"sending {name}: {done >> 20} of {total >> 20} MiB", share)
+        def tell(text: str, share: float | None) -> None:
+            self.check_stop()
+            self.say("", text, share)
+
+        self._placed = place(self.session, self.board, packages, self.store, tell)
+        self._clear_orphans(self._placed.deployment)
+        return self._placed
 
     def _clear_orphans(self, deployment: Deployment) -> None:
         """Ends what a killed harness left running here and nobody will collect."""

@@ -28,6 +28,20 @@ class StageResult:
     def outcome(self) -> Outcome:
         return self.verdict.outcome
 
+    def explain(self) -> list[str]:
+        """Lines for people: what was found, which checks say so, the culprit, what to do."""
+        kind = f" ({self.error_kind})" if self.error_kind else ""
+        name = f"{self.board} {self.stage} {self.outcome.value.upper()}{kind}"
+        lines = [f"{name}: {self.verdict.headline}"]
+        for check in self.verdict.checks:
+            if check.outcome not in (Outcome.PASS, Outcome.BLOCKED):
+                lines.append(f"  {check.name}: {check.sentence}")
+        if self.verdict.culprit:
+            lines.append(f"  first wrong op: {self.verdict.culprit}")
+        if self.verdict.remedy:
+            lines.append(f"  next: {self.verdict.remedy}")
+        return lines
+
 
 @dataclasses.dataclass(frozen=True)
 class CampaignResult:

@@ -18,7 +18,8 @@ from harness.verdicts import Outcome, Verdict
 
 if TYPE_CHECKING:
     from engine.records import Event
-    from harness.farm.board import BoardRun, Prepared
+    from harness.farm.board import BoardRun
+    from harness.farm.placing import Placed
     from harness.jobs.base import Plan, Stage
     from harness.jobs.lifecycle import RemoteRun, RunLog
     from harness.store import RunRow
@@ -32,8 +33,8 @@ ATTEMPTS = 2
 
 
 class StageRun:
-    def __init__(self, run: BoardRun, stage: Stage, prepared: Prepared) -> None:
-        self.run, self.stage, self.prepared = run, stage, prepared
+    def __init__(self, run: BoardRun, stage: Stage, placed: Placed) -> None:
+        self.run, self.stage, self.placed = run, stage, placed
         self.board, self.store, self.orders = run.board, run.store, run.orders
 
     def result(self) -> StageResult:
@@ -41,7 +42,7 @@ class StageRun:
         campaign, name = self.orders.campaign_id, self.board.name
         earlier: RunRow | None = None
         if self.orders.resumed:
-            done = judged(self.store, campaign, name, self.stage.name, self.prepared.engine_hash)
+            done = judged(self.store, campaign, name, self.stage.name, self.placed.engine_hash)
             if done is not None:
                 return done
             earlier = unjudged(self.store, campaign, name, self.stage.name)
@@ -109,18 +110,18 @@ class StageRun:
         model = self.run.model_for(self.stage)
         return StageContext(
             board=self.board,
-            facts=self.prepared.facts,
+            facts=self.placed.facts,
             model=model,
             options=self.orders.options,
             run_id=run_id,
-            remote_package=self.prepared.deployment.paths[model.sha256],
+            remote_package=self.placed.deployment.paths[model.sha256],
             cache=folder,
         )
 
     def _find(self, earlier: RunRow) -> RemoteRun | None:
         """The run that a killed harness started, running or ended; None if it never began."""
         self.run.say(self.stage.name, "looking for the run of the harness that was killed")
-        remote = lifecycle.find(self.run.session(), self.prepared.deployment, earlier.id)
+        remote = lifecycle.find(self.run.session(), self.placed.deployment, earlier.id)
         if remote is not None:
             self.run.campaign.reporter.note(
                 f"{self.board.name} {self.stage.name}: found the run of the interrupted bring-up; "
@@ -132,13 +133,13 @@ class StageRun:
         self.run.say(self.stage.name, "starting")
         remote = lifecycle.start(
             self.run.session(),
-            self.prepared.deployment,
+            self.placed.deployment,
             plan.spec,
             plan.inputs,
             environment=self.board.environment,
             deadline=Deadline.after(START_S, f"starting {self.stage.name}"),
         )
-        self.store.running(context.run_id, remote.spool, _plain(self.prepared.deployment))
+        self.store.running(context.run_id, remote.spool, _plain(self.placed.deployment))
         return remote
 
     def _follow(self, context: StageContext, plan: Plan, remote: RemoteRun) -> RunLog:
@@ -161,7 +162,7 @@ class StageRun:
             self.run.say(self.stage.name, str(event.data.get("message") or "running"), share)
 
     def _record(self, run_id: str, verdict: Verdict, kind: str | None) -> None:
-        self.store.finish_run(run_id, verdict, error_kind=kind, boot_id=self.prepared.facts.boot_id)
+        self.store.finish_run(run_id, verdict, error_kind=kind, boot_id=self.placed.facts.boot_id)
 
 
 def _stopped() -> Verdict:

@@ -1,0 +1,201 @@
+"""Boards under pytest: campaigns that run behind the tests, and boards for tests of one's own."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.boards.leases import Leases, lease_guard
+from harness.connect import BoardSession, open_session
+from harness.deadline import Deadline
+from harness.errors import BoardError
+from harness.farm.board import CONNECT_S
+from harness.farm.campaign import LEASE_TTL_S, Campaign
+from harness.farm.placing import place
+from harness.farm.progress import Silent
+from harness.farm.runner import Resume, open_campaign, stop_virtual_boards
+from harness.farm.selection import bringup_options, choose_stages
+from harness.store import Store
+from harness.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from harness.boards.facts import Facts
+    from harness.deploy.models import PreparedModel
+    from harness.deploy.push import Deployment
+    from harness.farm.results import StageResult
+    from harness.inventory import Board
+
+CLOSE_S = 180.0  # for boards to be cleaned and released when a session ends early
+
+log = logging.getLogger("harness.farm")
+
+
+@dataclasses.dataclass(frozen=True)
+class Deployed:
+    """A board for a test: leased by this process, connected, engine and model in place."""
+
+    board: Board
+    facts: Facts
+    session: BoardSession
+    deployment: Deployment
+    package: str  # the model's package, a path on the board
+
+
+class Logged(Silent):
+    """Tells a campaign's course to the log; see it with --log-cli-level=INFO."""
+
+    def activity(self, board: str, stage: str, text: str, fraction: float | None = None) -> None:
+        share = "" if fraction is None else f" {fraction:.0%}"
+        log.info("%s %s%s %s", board, stage, share, text)
+
+    def finished(self, board: str, stage: str, verdict: Verdict, *, reused: bool) -> None:
+        del reused
+        log.info("%s %s %s: %s", board, stage, verdict.outcome.value.upper(), verdict.headline)
+
+    def note(self, text: str) -> None:
+        log.warning("%s", text)
+
+
+class DeviceSession:
+    """One pytest session's boards. Stages run on all of them side by side, as soon as the first
+    result is asked for; tests wait for theirs."""
+
+    def __init__(
+        self,
+        boards: Sequence[Board],
+        cases: Sequence[tuple[str, str]],
+        *,
+        model: Path | None,
+        stress_minutes: float | None,
+        all_at_once: bool,
+    ) -> None:
+        self.boards = {board.name: board for board in boards}
+        self.store = Store.open()
+        self._options = bringup_options(stress_minutes=stress_minutes)
+        self._cases, self._path, self._all_at_once = cases, model, all_at_once
+        self._stop = threading.Event()
+        self._model: PreparedModel | None = None
+        self._campaigns: dict[str, Campaign] = {}  # by board
+
+    @property
+    def model(self) -> PreparedModel:
+        """Fetched and packed when a test first needs it."""
+        from harness.deploy.models import demo_model, prepare_model
+
+        if self._model is None:
+            self._model = prepare_model(self._path or demo_model())
+        return self._model
+
+    def result(self, board: str, stage: str) -> StageResult:
+        """Waits for the stage's result; starts its board, and with `all_at_once` all others."""
+        if not self._campaigns:
+            self._open()
+        campaign = self._campaigns[board]
+        if self._all_at_once:
+            for other in self._distinct():
+                other.start()
+        else:
+            campaign.start([board])
+        return campaign.result(board, stage)
+
+    def _open(self) -> None:
+        """Campaigns of the boards that have the same stages to run."""
+        stages: dict[str, list[str]] = {}
+        for board, stage in self._cases:
+            stages.setdefault(board, []).append(stage)
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for board, names in stages.items():
+            alike.setdefault(tuple(sorted(set(names))), []).append(board)
+        for same, boards in alike.items():
+            campaign = open_campaign(
+                [self.boards[board] for board in boards],
+                self.model,
+                self._options,
+                self.store,
+                Logged(),
+                stop=self._stop,
+                stages=choose_stages(same),
+                # A test that passes has run: what a killed session left is cleared, not continued.
+                resume=Resume.NEVER,
+                kind="pytest",
+            )
+            self._campaigns.update(dict.fromkeys(boards, campaign))
+
+    def _distinct(self) -> list[Campaign]:
+        return list({id(campaign): campaign for campaign in self._campaigns.values()}.values())
+
+    def properties(self, result: StageResult) -> dict[str, Any]:
+        """What a test report says beside the result: the board's facts, the run, its numbers."""
+        row = self.store.run(result.run_id) if result.run_id else None
+        facts = (row.facts if row is not None else None) or {}
+        python = facts.get("python") or {}
+        found = {
+            "board": result.board,
+            "stage": result.stage,
+            "outcome": result.outcome.value,
+            "model": self.model.name,
+            "scheme": self.model.scheme,
+            "run_id": result.run_id,
+            "machine": facts.get("machine"),
+            "cpus": len(facts["cpus"]) if facts.get("cpus") else None,
+            "memory_mb": facts.get("memory_mb"),
+            "os": facts.get("os"),
+            "kernel": facts.get("kernel"),
+            "libc": facts.get("libc"),
+            "python": python.get("version"),
+            "engine": row.engine_hash if row is not None else None,
+        }
+        found.update({check.name: check.measured for check in result.verdict.checks})
+        return {name: value for name, value in found.items() if value is not None}
+
+    @contextlib.contextmanager
+    def deployed(self, board: Board) -> Iterator[Deployed]:
+        """The board for tests of one's own, once the stages on it, if any, have ended."""
+        campaign = self._campaigns.get(board.name)
+        if campaign is not None:
+            campaign.wait()
+        sessions: list[BoardSession] = []
+
+        def session() -> BoardSession:
+            if not sessions or not sessions[-1].alive:
+                deadline = Deadline.after(CONNECT_S, f"connecting to {board.name}")
+                sessions.append(open_session(board, deadline=deadline))
+            return sessions[-1]
+
+        def tell(text: str, share: float | None) -> None:
+            Logged().activity(board.name, "", text, share)
+
+        leases, reason = Leases(self.store), "tests on the board"
+        with lease_guard(leases, board.name, reason, ttl_s=LEASE_TTL_S):
+            try:
+                placed = place(session, board, [self.model.package], self.store, tell)
+                yield Deployed(
+                    board,
+                    placed.facts,
+                    session(),
+                    placed.deployment,
+                    placed.deployment.paths[self.model.sha256],
+                )
+            finally:
+                for opened in sessions:
+                    with contextlib.suppress(BoardError):
+                        opened.close()
+
+    def close(self) -> None:
+        """Ends what still runs, cleans and releases the boards, and records the campaigns."""
+        from harness.boards.virtual import stop_all_started_here
+
+        self._stop.set()
+        deadline = Deadline.after(CLOSE_S, "cleaning the boards")
+        for campaign in self._distinct():
+            if not campaign.wait(deadline):
+                log.error("boards did not end within %s s; their leases will expire", CLOSE_S)
+            campaign.finish()
+            stop_virtual_boards(campaign)
+        stop_all_started_here()
+        self.store.close()

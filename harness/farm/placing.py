@@ -1,0 +1,80 @@
+"""Putting the engine and models on a board: probe, bundle, deploy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.boards.probe import probe
+from harness.deadline import Deadline
+from harness.deploy.bundle import build_bundle
+from harness.deploy.push import Deployment, deploy
+
+if TYPE_CHECKING:
+    from harness.boards.facts import Facts
+    from harness.connect import BoardSession
+    from harness.inventory import Board
+    from harness.store import Store
+
+PROBE_S = 60.0
+DEPLOY_S = 1800.0  # a model over a slow link
+
+Tell = Callable[[str, float | None], None]  # (what is done now, the share that is done)
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """A board with the engine and the models on it."""
+
+    facts: Facts
+    engine_hash: str
+    deployment: Deployment
+
+
+def place(
+    session: Callable[[], BoardSession],
+    board: Board,
+    packages: Iterable[Path],
+    store: Store,
+    tell: Tell,
+) -> Placed:
+    """Probes the board, and sends what it lacks of the engine, its wheels and `packages`.
+
+    `session` gives the live connection. What was learned of the board goes into the store. `tell`
+    may raise to stop. Raises BoardError.
+    """
+    store.record_board(
+        board.name,
+        host=None if board.virtual is not None else board.host,
+        virtual=board.virtual is not None,
+        tags=list(board.tags),
+        budget=board.budget.model_dump(mode="json"),
+    )
+    tell("connecting", None)
+    connected = session()
+    tell("probing", None)
+    facts = probe(connected, deadline=Deadline.after(PROBE_S, "probe"))
+    store.record_board(
+        board.name,
+        facts=facts.model_dump(mode="json"),
+        boot_id=facts.boot_id,
+        serial=facts.serial,
+    )
+    tell("building the bundle", None)
+    bundle = build_bundle(facts)
+
+    def sending(name: str, done: int, total: int) -> None:
+        share = done / total if total else None
+        tell(f"sending {name}: {done >> 20} of {total >> 20} MiB", share)
+
+    deployment = deploy(
+        session(),
+        facts,
+        bundle,
+        sorted(set(packages)),
+        deadline=Deadline.after(DEPLOY_S, "deploy"),
+        on_progress=sending,
+    )
+    return Placed(facts, bundle.hash, deployment)
