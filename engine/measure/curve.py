@@ -1,0 +1,233 @@
+"""The latency curve, the board's part: time per token at many cache lengths.
+
+The cache is filled once. Then each sweep visits all lengths in an order of its own: the decoder
+goes back to a length and decodes the next tokens of the same fixed sequence, which writes the same
+keys and values again, so the cache stays whole. One ascending sweep would mix length with heat.
+
+A time budget decides how many lengths and tokens there are: the board is timed briefly first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import mmap
+import resource
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.measure.context import JobContext, JobError
+from engine.measure.golden import golden
+
+if TYPE_CHECKING:
+    from engine.decode import Decoder
+
+Tokens = npt.NDArray[np.int64]
+
+SHORTEST = 16  # positions in the cache at the first point
+CHUNK = 128  # tokens of one prefill step
+MOST_POINTS, FEWEST_POINTS = 28, 10
+MOST_TOKENS, FEWEST_TOKENS = 16, 3  # at one point
+PREFILL_SHARE = 0.5  # of the time budget, at most, before the context is shortened
+READ_BYTES = 64 << 20  # for the bandwidth, where the package is smaller than a cache
+READ_ROUNDS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """`orders` (sweeps, points): indices into `lengths`."""
+
+    lengths: Tokens
+    tokens_per_point: int
+    orders: npt.NDArray[np.int64]
+
+
+def run(context: JobContext) -> None:
+    tokens: Tokens = context.require("tokens")
+    asked = int(context.parameter("context"))
+    budget_s = float(context.parameter("budget_s"))
+    sweeps = int(context.parameter("sweeps", 3))
+    began = time.monotonic()
+    decoder = context.decoder(context=asked)
+    context.progress(0, budget_s, "checking a golden generation")
+    golden(decoder, context, "before")
+    context.data("bandwidth", read_bandwidth(context.spec.package))
+    ttft = first_token(decoder, tokens[: int(context.parameter("ttft_tokens"))])
+    context.data("ttft", ttft)
+
+    fixed = context.spec.parameters.get("lengths")
+    reached = asked
+    if fixed is None:
+        possible = ttft["tokens_per_s"] * PREFILL_SHARE * (budget_s - (time.monotonic() - began))
+        reached = int(max(4 * SHORTEST, min(asked, possible // CHUNK * CHUNK)))
+    context.data("context", {"asked": asked, "reached": reached})
+    prefill = fill(decoder, tokens[:reached], context, budget_s, began)
+    context.data("prefill", prefill)
+
+    costs = sample_costs(decoder, tokens, reached)
+    left_s = budget_s - (time.monotonic() - began)
+    schedule = plan_points(reached, fixed, sweeps, float(np.mean(costs)), left_s, context.spec.seed)
+    context.data(
+        "schedule",
+        {
+            "lengths": schedule.lengths,
+            "tokens_per_point": schedule.tokens_per_point,
+            "sweeps": sweeps,
+            "weight_bytes": decoder.weight_bytes,
+            "kv_bytes_per_position": decoder.kv_bytes_per_position,
+        },
+    )
+    context.array("tokens", **sweep(decoder, tokens, schedule, context, budget_s, began))
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    context.data("memory", {"peak_rss_mb": usage.ru_maxrss / 1024, "major_faults": usage.ru_majflt})
+    golden(decoder, context, "after")
+
+
+def read_bandwidth(package: str | None) -> dict[str, Any]:
+    """How fast one thread reads memory in one direction with numpy: the best of a few rounds.
+
+    Reads the mapped package, which is what a decode step does; a small package would stay in a
+    cache, so then a block of its own.
+    """
+    size = Path(package).stat().st_size if package else 0
+    if package and size >= READ_BYTES // 2:
+        with Path(package).open("rb") as file:
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        words = np.frombuffer(mapping, np.uint64, count=size // 8)
+        what = "the mapped package"
+    else:
+        words = np.ones(READ_BYTES // 8, np.uint64)
+        what = "a block of memory"
+    seconds = []
+    for _ in range(READ_ROUNDS):
+        begin = time.perf_counter()
+        np.bitwise_or.reduce(words)
+        seconds.append(time.perf_counter() - begin)
+    return {
+        "gb_s": words.nbytes / min(seconds) / 1e9,
+        "bytes": words.nbytes,
+        "what": f"linear read of {what} by numpy, 1 thread, best of {READ_ROUNDS}",
+    }
+
+
+def first_token(decoder: Decoder, prompt: Tokens) -> dict[str, Any]:
+    """Time from a prompt to its first token: the median of three after one that warms up."""
+    seconds = []
+    for _ in range(4):
+        decoder.reset()
+        begin = time.perf_counter()
+        int(np.argmax(decoder.advance(prompt)))
+        seconds.append(time.perf_counter() - begin)
+    ttft_s = float(np.median(seconds[1:]))
+    return {
+        "prompt_tokens": len(prompt),
+        "ttft_s": ttft_s,
+        "first_s": seconds[0],
+        "tokens_per_s": len(prompt) / ttft_s,
+    }
+
+
+def fill(
+    decoder: Decoder, tokens: Tokens, context: JobContext, budget_s: float, began: float
+) -> dict[str, Any]:
+    """Prefill `tokens` in chunks; seconds of each chunk."""
+    decoder.reset()
+    seconds, sizes = [], []
+    for start in range(0, len(tokens), CHUNK):
+        part = tokens[start : start + CHUNK]
+        begin = time.perf_counter()
+        decoder.advance(part)
+        seconds.append(time.perf_counter() - begin)
+        sizes.append(len(part))
+        context.progress(
+            time.monotonic() - began, budget_s, f"filling the cache: {decoder.position} positions"
+        )
+    return {
+        "tokens": len(tokens),
+        "seconds": seconds,
+        "chunks": sizes,
+        "tokens_per_s": len(tokens) / sum(seconds),
+    }
+
+
+def sample_costs(decoder: Decoder, tokens: Tokens, reached: int) -> list[float]:
+    """Seconds of a few tokens at both ends. Leaves the cache as it was."""
+    costs = []
+    for length in (SHORTEST, SHORTEST + 1, reached - 2, reached - 1):
+        move_to(decoder, length)
+        begin = time.perf_counter()
+        decoder.advance(tokens[length : length + 1])
+        costs.append(time.perf_counter() - begin)
+    move_to(decoder, reached)
+    return costs
+
+
+def move_to(decoder: Decoder, position: int) -> None:
+    """Continue at `position`. Later slots keep the fixed sequence, so going up again is valid."""
+    decoder.position = position
+
+
+def plan_points(
+    reached: int,
+    fixed: Any,
+    sweeps: int,
+    cost_s: float,
+    left_s: float,
+    seed: int,
+) -> Schedule:
+    """As many tokens at as many lengths as `left_s` allows, in a shuffled order for each sweep.
+
+    `cost_s` is the mean time of a token. At least FEWEST_POINTS × FEWEST_TOKENS are measured even
+    where that takes longer.
+    """
+    affordable = max(0.0, left_s) / cost_s / sweeps  # tokens in one sweep
+    if fixed is not None:
+        lengths = np.array(sorted({int(length) for length in fixed}), np.int64)
+        if not len(lengths) or lengths[0] < 1 or lengths[-1] >= reached:
+            raise JobError(
+                f"curve: lengths are {lengths.tolist()}, expected numbers from 1 to {reached - 1}"
+            )
+        count = int(affordable // max(1, len(lengths)))
+    else:
+        points = int(np.clip(affordable // FEWEST_TOKENS, FEWEST_POINTS, MOST_POINTS))
+        count = int(affordable // points)
+    count = int(np.clip(count, FEWEST_TOKENS, MOST_TOKENS))
+    if fixed is None:
+        last = max(SHORTEST, reached - count)
+        lengths = np.unique(np.linspace(SHORTEST, last, points).astype(np.int64))
+    generator = np.random.Generator(np.random.Philox(key=seed))
+    orders = np.array([generator.permutation(len(lengths)) for _ in range(sweeps)], np.int64)
+    return Schedule(lengths, count, orders)
+
+
+def sweep(
+    decoder: Decoder,
+    tokens: Tokens,
+    schedule: Schedule,
+    context: JobContext,
+    budget_s: float,
+    began: float,
+) -> dict[str, Any]:
+    """Every token of every point, raw: sweep, order, point's length, position, start and ns."""
+    reached = decoder.position
+    rows = []
+    for number, order in enumerate(schedule.orders):
+        for place, index in enumerate(order):
+            length = int(schedule.lengths[index])
+            move_to(decoder, length)
+            for position in range(length, min(length + schedule.tokens_per_point, reached)):
+                fed = tokens[position : position + 1]
+                start = time.monotonic_ns()
+                decoder.advance(fed)
+                rows.append((number, place, length, position, start, time.monotonic_ns() - start))
+            context.progress(
+                time.monotonic() - began, budget_s, f"sweep {number + 1}, length {length}"
+            )
+    table = np.array(rows, np.int64)
+    names = ("sweep", "order", "length", "position", "start_ns", "duration_ns")
+    columns: dict[str, Any] = {name: table[:, index] for index, name in enumerate(names)}
+    columns["run_started_ns"] = np.array(context.run_started_ns, np.int64)
+    return columns
