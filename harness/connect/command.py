@@ -1,0 +1,229 @@
+"""Runs one framed command on a channel: both streams drained, output bounded, deadline enforced."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import secrets
+import select
+import threading
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+import paramiko
+
+from harness.connect import shell
+from harness.connect.bounded import bounded
+from harness.deadline import Deadline
+from harness.errors import BoardError
+
+log = logging.getLogger(__name__)
+
+CHUNK = 1 << 15  # bytes; a channel packet
+GRACE_S = 2.0  # for the rest of the output after the shell itself ended without its end marker
+CLEAN_UP_S = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class CommandResult:
+    """`noise` is what surrounded the command's own output: start files, message of the day."""
+
+    status: int
+    stdout: bytes
+    stderr: bytes
+    seconds: float
+    noise: bytes = b""
+
+
+class Wire(Protocol):
+    """What a command needs of its session."""
+
+    @property
+    def transport(self) -> paramiko.Transport: ...
+    def error(
+        self, kind: str, found: str, *, expected: str = "", remedy: str = ""
+    ) -> BoardError: ...
+    def lost(self, doing: str) -> BoardError: ...
+
+
+def execute(
+    wire: Wire,
+    script: str,
+    *,
+    deadline: Deadline,
+    feed: Iterable[bytes] = (),
+    limit_bytes: int,
+    title: str,
+) -> CommandResult:
+    """Raises BoardError: board-lost, timeout (after the remote processes were ended), protocol."""
+    call = _Call(wire, script, deadline, feed, limit_bytes, title)
+    try:
+        return call.run()
+    except BoardError:
+        raise
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        if not wire.transport.is_active():
+            raise wire.lost(title) from error
+        raise wire.error(
+            "protocol", f"{title}: the server would not run it: {error or type(error).__name__}"
+        ) from error
+    except BaseException:  # the user's Ctrl-C too must not leave a process behind
+        call.end_remote()
+        raise
+    finally:
+        call.close()
+
+
+class _Call:
+    def __init__(
+        self,
+        wire: Wire,
+        script: str,
+        deadline: Deadline,
+        feed: Iterable[bytes],
+        limit_bytes: int,
+        title: str,
+    ) -> None:
+        self.wire, self.deadline, self.title, self.limit = wire, deadline, title, limit_bytes
+        self.token = secrets.token_hex(16)
+        self.head = shell.frame(self.token, script)
+        self.feed = feed
+        self.channel: paramiko.Channel | None = None
+        self.begun: shell.Begun | None = None
+        self.stdout, self.stderr = bytearray(), bytearray()
+        self.started = time.monotonic()
+
+    def run(self) -> CommandResult:
+        channel = self.open()
+        writer = threading.Thread(target=self.write, args=(channel,), daemon=True)
+        writer.start()
+        self.pump(channel)
+        seconds = time.monotonic() - self.started
+        out, err = shell.split(self.token, self.stdout), shell.split(self.token, self.stderr)
+        noise = out.noise + err.noise
+        if noise.strip():
+            log.info("%s: noise around the output: %r", self.title, bytes(noise[:500]))
+        if out.status is None:
+            raise self.no_end(out, noise, channel)
+        return CommandResult(out.status, out.payload, err.payload, seconds, noise)
+
+    def open(self) -> paramiko.Channel:
+        def start() -> paramiko.Channel:
+            channel = self.wire.transport.open_session(timeout=max(0.1, self.deadline.remaining))
+            self.channel = channel
+            channel.exec_command(shell.BOOT)
+            return channel
+
+        try:
+            return bounded(start, self.deadline)
+        except TimeoutError as error:
+            if not self.wire.transport.is_active():
+                raise self.wire.lost(self.title) from error
+            raise self.wire.error(
+                "timeout", f"{self.title}: no channel was opened in time", expected="an answer"
+            ) from error
+
+    def write(self, channel: paramiko.Channel) -> None:
+        """On a thread of its own: the board may not read before its output was taken."""
+        try:
+            channel.sendall(self.head)
+            for chunk in self.feed:
+                channel.sendall(chunk)
+            channel.shutdown_write()
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            log.debug("%s: input not taken: %r", self.title, error)
+
+    def pump(self, channel: paramiko.Channel) -> None:
+        poller = select.poll()
+        poller.register(channel.fileno(), select.POLLIN)
+        ended_at: float | None = None
+        while True:
+            sizes = len(self.stdout), len(self.stderr)
+            self.drain(channel)
+            if len(self.stdout) + len(self.stderr) > self.limit:
+                self.stop("protocol", f"printed more than {self.limit} bytes", "less output")
+            if self.begun is None:
+                self.begun = shell.find_begin(self.token, self.stdout)
+            if shell.has_end(self.token, self.stdout, sizes[0]) and shell.has_end(
+                self.token, self.stderr, 0
+            ):
+                return  # children that keep the streams open are not waited for
+            if not self.wire.transport.is_active():
+                raise self.wire.lost(self.title)
+            if channel.exit_status_ready():
+                ended_at = ended_at or time.monotonic()
+                if channel.eof_received or time.monotonic() - ended_at > GRACE_S:
+                    self.drain(channel)
+                    return
+            if self.deadline.expired:
+                took = time.monotonic() - self.started
+                self.stop("timeout", f"did not end within {took:.1f} s", "an end in time")
+            pause = min(self.deadline.remaining, 0.5)
+            if channel.eof_received:
+                channel.status_event.wait(min(pause, 0.05))  # the pipe below stays readable now
+            else:
+                poller.poll(pause * 1000 + 1)
+
+    def drain(self, channel: paramiko.Channel) -> None:
+        while channel.recv_ready():
+            self.stdout += channel.recv(1 << 20)
+            if len(self.stdout) > self.limit:
+                return
+        while channel.recv_stderr_ready():
+            self.stderr += channel.recv_stderr(1 << 20)
+            if len(self.stderr) > self.limit:
+                return
+
+    def stop(self, kind: str, what: str, expected: str) -> None:
+        """Ends the remote processes, then raises."""
+        left = self.end_remote()
+        tail = f"; its processes on the board {left}"
+        raise self.wire.error(kind, f"{self.title} {what}{tail}", expected=expected)
+
+    def end_remote(self) -> str:
+        """What became of the command's processes, for people."""
+        begun = self.begun or shell.find_begin(self.token, self.stdout)
+        if begun is None:
+            return "are unknown: the login shell had not started it"
+        if not self.wire.transport.is_active():
+            return "are unknown: the connection is gone"
+        try:
+            result = execute(
+                self.wire,
+                shell.end_processes(begun.pid, begun.mode),
+                deadline=Deadline.after(CLEAN_UP_S, "ending remote processes"),
+                limit_bytes=1 << 16,
+                title="clean-up",
+            )
+        except BoardError as error:
+            return f"are unknown: {error.found}"
+        said = result.stdout.decode(errors="replace").strip()
+        return "were ended" if said == "gone" else f"could not be ended: {said}"
+
+    def no_end(self, out: shell.Split, noise: bytes, channel: paramiko.Channel) -> BoardError:
+        status = channel.recv_exit_status() if channel.exit_status_ready() else None
+        said = noise.decode(errors="replace").strip()[-300:]
+        if self.begun is None and not out.complete:
+            return self.wire.error(
+                "protocol",
+                f"{self.title}: the login shell ended with status {status} and ran no command"
+                + (f"; it said {said!r}" if said else ""),
+                expected="a login shell that runs `sh`",
+                remedy="check the user's shell and start files on the board",
+            )
+        how = "was killed" if status in (None, -1) else f"ended with status {status}"
+        return self.wire.error(
+            "protocol",
+            f"{self.title}: the shell on the board {how} before the command ended",
+            remedy="look for memory pressure or a reboot in the board's kernel log",
+        )
+
+    def close(self) -> None:
+        channel = self.channel
+        if channel is None:
+            return
+        try:
+            bounded(channel.close, Deadline.after(2.0, "closing a channel"))
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            log.debug("%s: closing its channel: %r", self.title, error)
