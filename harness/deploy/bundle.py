@@ -19,9 +19,8 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
-from packaging.version import InvalidVersion, Version
-
 import engine
+from harness.boards.facts import OLDEST_PYTHON
 from harness.deploy.cache import atomic_file, locked, sha256_file
 from harness.deploy.registry import NoSuchWheel, download_deadline, download_wheel
 from harness.errors import BoardError, HarnessError
@@ -31,14 +30,12 @@ if TYPE_CHECKING:
     from harness.boards.facts import Facts, PythonFacts
 
 BOARD_WHEELS = ("numpy", "psutil")
-OLDEST_PYTHON = Version("3.9")
 LOCK_FILE = Path(__file__).resolve().parents[2] / "requirements" / "lock.txt"
 WHEEL_BYTES_LIMIT = 1 << 30  # unpacked; a larger one is not a wheel of ours
-RECIPE = "1"  # raise it when the tar of a wheel is made differently
+RECIPE = "2"  # raise it when the tar of a wheel is made differently
 # Left out of the tars: a board neither type-checks nor compiles nor tests them.
 _LEFT_OUT_FOLDERS = ("tests", "include", "__pycache__")
 _LEFT_OUT_SUFFIXES = (".pyi", ".pyc", ".a", ".h", ".pxd")
-_OLDEST_GLIBC_MINOR = 5  # manylinux1; the oldest that a wheel may name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +47,7 @@ class Part:
     path: Path
     sha256: str
     bytes: int
+    unpacked_bytes: int  # what it takes on a disk, about
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +70,7 @@ def build_bundle(facts: Facts, board: str = "") -> Bundle:
     parts = [_engine_part()]
     for name in BOARD_WHEELS:
         try:
-            parts.append(_wheel_part(name, python, platform_tags(facts, board)))
+            parts.append(_wheel_part(name, python))
         except NoSuchWheel as error:
             raise BoardError(
                 board,
@@ -87,49 +85,25 @@ def build_bundle(facts: Facts, board: str = "") -> Bundle:
 
 
 def usable_python(facts: Facts, board: str) -> PythonFacts:
-    """The board's Python. Raises BoardError "no-python" without one, or with one too old."""
-    expected = f"Python {OLDEST_PYTHON} or newer on the board"
+    """The board's Python. Raises BoardError "no-python" without one, or with one too old; "deploy"
+    when its libc is one that no wheel is built for."""
+    expected = f"Python {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer on the board"
     remedy = "install python3 there, or name its path in devices.yaml (`python:`)"
     if facts.python is None:
-        raise BoardError(board, "no-python", "no Python", expected=expected, remedy=remedy)
-    try:
-        version = Version(facts.python.version)
-    except InvalidVersion:
-        version = Version("0")
-    if version < OLDEST_PYTHON:
-        raise BoardError(
-            board,
-            "no-python",
-            f"{facts.python.path} is Python {facts.python.version}",
-            expected=expected,
-            remedy=remedy,
-        )
-    return facts.python
-
-
-def platform_tags(facts: Facts, board: str) -> list[str]:
-    """The wheel platforms that a board of this machine and libc can load, the newest first.
-
-    Sources: PEP 600 (manylinux_X_Y), PEP 656 (musllinux_X_Y). Raises BoardError "deploy" for a
-    libc that no wheel is built for.
-    """
-    machine = facts.machine
-    match = re.match(r"(glibc|musl) (\d+)\.(\d+)", facts.libc or "")
-    if match is None:
+        found = facts.why_no_python()
+        raise BoardError(board, "no-python", found, expected=expected, remedy=remedy)
+    if facts.python.version_pair < OLDEST_PYTHON:
+        found = f"{facts.python.path} is Python {facts.python.version}"
+        raise BoardError(board, "no-python", found, expected=expected, remedy=remedy)
+    if not facts.python.platform_tags:
         raise BoardError(
             board,
             "deploy",
-            f"libc {facts.libc!r}",
+            f"libc {facts.libc!r} on {facts.machine}",
             expected="glibc or musl with a version, which wheels are built for",
             remedy="use a system with glibc or musl on this board",
         )
-    libc, major, minor = match[1], int(match[2]), int(match[3])
-    if libc == "musl":
-        return [f"musllinux_{major}_{number}_{machine}" for number in range(minor, -1, -1)]
-    tags = [f"manylinux_{major}_{number}_{machine}" for number in range(minor, 0, -1)]
-    aliases = {17: "manylinux2014", 12: "manylinux2010", _OLDEST_GLIBC_MINOR: "manylinux1"}
-    tags += [f"{alias}_{machine}" for number, alias in aliases.items() if minor >= number]
-    return tags
+    return facts.python
 
 
 # --- the engine's sources ------------------------------------------------------------------------
@@ -164,7 +138,7 @@ def _engine_part() -> Part:
     if not path.is_file() or path.stat().st_size != len(data):
         with atomic_file(path) as file:
             file.write(data)
-    return Part("engine", "engine", path, digest, len(data))
+    return Part("engine", "engine", path, digest, len(data), len(data))
 
 
 # --- wheels --------------------------------------------------------------------------------------
@@ -190,10 +164,10 @@ def locked_requirement(name: str, lock: Path = LOCK_FILE) -> tuple[str, list[str
     return match[1], re.findall(r"sha256:([0-9a-f]{64})", match[2])
 
 
-def _wheel_part(name: str, python: PythonFacts, platforms: list[str]) -> Part:
+def _wheel_part(name: str, python: PythonFacts) -> Part:
     version, hashes = locked_requirement(name)
-    major, minor = Version(python.version).release[:2]
-    request = {"python": f"{major}.{minor}", "platforms": platforms, "recipe": RECIPE}
+    major, minor = python.version_pair
+    request = [python.abi, python.platform_tags, RECIPE]
     key = hashlib.sha256(json.dumps([request, hashes]).encode()).hexdigest()[:16]
     folder = cache_dir("wheels")
     index = folder / f"{name}-{version}-{key}.json"
@@ -201,8 +175,8 @@ def _wheel_part(name: str, python: PythonFacts, platforms: list[str]) -> Part:
         part = _from_index(index, f"{name} {version}")
         if part is None:
             arguments = ["--implementation", "cp", "--python-version", f"{major}.{minor}"]
-            arguments += ["--abi", f"cp{major}{minor}"]
-            for platform in platforms:
+            arguments += ["--abi", python.abi]
+            for platform in python.platform_tags:
                 arguments += ["--platform", platform]
             with tempfile.TemporaryDirectory(prefix=".wheel-", dir=folder) as temporary:
                 wheel = download_wheel(
@@ -215,7 +189,12 @@ def _wheel_part(name: str, python: PythonFacts, platforms: list[str]) -> Part:
                 path = folder / f"{sha256_file(wheel)}-{RECIPE}.tar.gz"
                 if not path.is_file():
                     pack_wheel(wheel, path)
-            record = {"file": path.name, "sha256": sha256_file(path), "wheel": wheel.name}
+            record: dict[str, str | int] = {
+                "file": path.name,
+                "sha256": sha256_file(path),
+                "wheel": wheel.name,
+            }
+            record["unpacked"] = _unpacked_bytes(path)
             with atomic_file(index) as file:
                 file.write(json.dumps(record, indent=1).encode())
             part = _from_index(index, f"{name} {version}")
@@ -231,9 +210,16 @@ def _from_index(index: Path, name: str) -> Part | None:
         path = index.parent / str(record["file"])
         if sha256_file(path) != record["sha256"]:
             return None
-        return Part(name, "wheel", path, str(record["sha256"]), path.stat().st_size)
+        size, unpacked = path.stat().st_size, int(record["unpacked"])
+        return Part(name, "wheel", path, str(record["sha256"]), size, unpacked)
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _unpacked_bytes(path: Path) -> int:
+    """The tar's contents in whole disk blocks of 4 KiB."""
+    with tarfile.open(path) as archive:
+        return sum(-(-entry.size // 4096) * 4096 for entry in archive)
 
 
 def pack_wheel(wheel: Path, target: Path) -> None:
