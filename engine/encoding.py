@@ -114,7 +114,7 @@ def make_encoder(
         return _from_tokenizer_json(data["tokenizer_json"], with_special=CONTROL in parsed)
     ids = {text: index for index, text in enumerate(tokens)}
     if data["kind"] == "gpt2":
-        encoder = _byte_level_bpe(data, ids, warn)
+        encoder = _byte_level_bpe(data, tokens, types, warn)
     else:
         encoder = _sentencepiece_bpe(data, tokens, types, ids, prefix)
     encoder.add_tokens(
@@ -140,12 +140,18 @@ def _from_tokenizer_json(raw: Mapping[str, Any], *, with_special: bool) -> Any:
 
 
 def _byte_level_bpe(
-    data: Mapping[str, Any], ids: Mapping[str, int], warn: Callable[[str], None]
+    data: Mapping[str, Any],
+    tokens: Sequence[str],
+    types: Sequence[int],
+    warn: Callable[[str], None],
 ) -> Any:
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
+    ids = {text: index for index, text in enumerate(tokens)}
+    # A vocabulary of single bytes needs no merges, and writers leave an empty list out.
+    needed = any(kind == NORMAL and len(text) > 1 for text, kind in zip(tokens, types))
     merges, unusable = [], 0
-    for line in texts(data.get("merges"), "merges"):
+    for line in texts(data.get("merges", None if needed else []), "merges"):
         cut = line.find(" ", 1)  # a merge may begin with a space of its own
         left, right = line[:cut], line[cut + 1 :]
         if cut > 0 and {left, right, left + right} <= ids.keys():

@@ -10,6 +10,7 @@ import codecs
 import functools
 import json
 import logging
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -147,6 +148,7 @@ class Tokenizer:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
+        # What templates find in Transformers, where they were written (`chat_template_utils.py`).
         environment.filters["tojson"] = lambda value, **options: json.dumps(
             value, ensure_ascii=False, **options
         )
@@ -155,6 +157,7 @@ class Tokenizer:
             raise TemplateError(message)
 
         environment.globals["raise_exception"] = raise_exception
+        environment.globals["strftime_now"] = lambda form: time.strftime(form)
         try:
             rendered: str = environment.from_string(template).render(
                 messages=[dict(message) for message in messages],

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,9 @@ class SyntheticCheckpoint:
     """A llama model under GGUF's metadata keys and tensor names; float32 weights. See `Checkpoint`.
 
     `head_dim` None is width / heads. `tied` leaves the output matrix out, so the embedding serves.
-    `rope` adds or overrides metadata keys (those after `llama.rope.`), for RoPE variants.
+    `biases` gives q, k, v and the attention's output one. `rope` adds or overrides metadata keys
+    (those after `llama.rope.`), and `rope_divisors` (head_dim / 2 numbers) becomes the tensor
+    `rope_freqs.weight`, for RoPE variants.
     Raises FormatError for sizes that make no model.
     """
 
@@ -60,7 +62,9 @@ class SyntheticCheckpoint:
         context: int = 256,
         tokenizer: bool = True,
         tied: bool = False,
+        biases: bool = False,
         rope: Mapping[str, Any] | None = None,
+        rope_divisors: Sequence[float] | None = None,
     ) -> None:
         sizes = {
             "layers": layers,
@@ -116,6 +120,11 @@ class SyntheticCheckpoint:
             self._add(block + "attn_k.weight", (kv_heads * head_dim, width))
             self._add(block + "attn_v.weight", (kv_heads * head_dim, width))
             self._add(block + "attn_output.weight", (width, heads * head_dim))
+            if biases:
+                self._add(block + "attn_q.bias", (heads * head_dim,), 0.5)
+                self._add(block + "attn_k.bias", (kv_heads * head_dim,), 0.5)
+                self._add(block + "attn_v.bias", (kv_heads * head_dim,), 0.5)
+                self._add(block + "attn_output.bias", (width,), 0.5)
             self._add(block + "ffn_norm.weight", (width,), 0.1, mean=1.0)
             self._add(block + "ffn_gate.weight", (ffn, width))
             self._add(block + "ffn_up.weight", (ffn, width))
@@ -123,6 +132,13 @@ class SyntheticCheckpoint:
         self._add("output_norm.weight", (width,), 0.1, mean=1.0)
         if not tied:
             self._add("output.weight", (vocab, width), _LOGIT_SPREAD / math.sqrt(width))
+        self._divisors = rope_divisors
+        if rope_divisors is not None:
+            if len(rope_divisors) != head_dim // 2:
+                raise FormatError(
+                    f"synthetic model: {len(rope_divisors)} rope divisors, {head_dim // 2} expected"
+                )
+            self._add("rope_freqs.weight", (head_dim // 2,))
         self.tokenizer: Mapping[str, Any] | None = byte_tokenizer(vocab) if tokenizer else None
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
@@ -133,6 +149,8 @@ class SyntheticCheckpoint:
 
     def float32(self, name: str) -> npt.NDArray[np.float32]:
         info = self._info(name)
+        if name == "rope_freqs.weight":
+            return np.array(self._divisors, np.float32)
         deviation, mean = self._deviations[name]
         return deterministic_normal(self.seed, name, info.shape, deviation, mean)
 

@@ -27,7 +27,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     """(T, V) → (T, V) float64."""
     wide = logits.astype(np.float64)
     wide -= wide.max(axis=-1, keepdims=True)
-    return wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
+    return np.asarray(wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True)))
 
 
 def compare(decoder: Decoder, golden: dict[str, np.ndarray], dump: Path) -> dict[str, float]:

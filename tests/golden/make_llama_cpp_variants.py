@@ -1,0 +1,102 @@
+"""Records llama.cpp's logits for tiny models that differ in heads, biases and RoPE.
+
+The models are synthetic (`engine.formats.synthetic`), so only seeds and logits are stored. Run it
+where `make_llama_cpp.py` runs, from the root of the repository:
+
+    PYTHONPATH=. golden/bin/python tests/golden/make_llama_cpp_variants.py --out tests/golden
+
+Written: `llama_cpp_variants.npz` (tokens (T,), and for each variant the logits (24, V) float32 of
+the last positions) and `llama_cpp_variants.json` (the models' arguments, versions, settings).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+from engine.formats.gguf_writer import write_gguf
+from engine.formats.synthetic import SyntheticCheckpoint
+
+SEED = 20
+TOKENS = 96  # more than the original context of the scaled variants
+KEPT = 24  # positions at the end whose logits are stored
+VOCAB = 320
+F32 = 0  # GGML_TYPE_F32
+
+COMMON: dict[str, Any] = {"layers": 2, "width": 64, "ffn": 96, "vocab": VOCAB, "context": 256}
+SMALL: dict[str, Any] = {**COMMON, "heads": 4, "kv_heads": 2, "head_dim": 16}
+YARN = {
+    "scaling.type": "yarn",
+    "scaling.factor": 4.0,
+    "scaling.original_context_length": 64,
+}
+# Divisors as a converter writes them for llama3 scaling (factor 8, low 1, high 4, 64 positions).
+LLAMA3_DIVISORS = [1.0, 1.0, 1.0, 2.0, 5.5, 8.0, 8.0, 8.0]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": SMALL,
+    "32 heads, 4 kv heads": {**COMMON, "heads": 32, "kv_heads": 4, "head_dim": 16},
+    "as many kv heads as heads": {**COMMON, "heads": 4, "kv_heads": 4, "head_dim": 16},
+    "wide heads": {**COMMON, "heads": 4, "kv_heads": 1, "head_dim": 48},
+    "tied": {**SMALL, "tied": True},
+    "biases": {**SMALL, "biases": True},
+    "large base": {**SMALL, "rope": {"freq_base": 1000000.0}},
+    "linear": {**SMALL, "rope": {"scaling.type": "linear", "scaling.factor": 4.0}},
+    "llama3": {**SMALL, "rope_divisors": LLAMA3_DIVISORS},
+    "yarn": {**SMALL, "rope": YARN},
+    "yarn, attention factor": {**SMALL, "rope": {**YARN, "scaling.attn_factor": 1.25}},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Record llama.cpp's logits of tiny models.")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the two golden files")
+    options = parser.parse_args()
+    # Spread over the vocabulary without the special tokens, the same on every machine.
+    tokens = [(7 + 37 * index + index * index) % 256 for index in range(TOKENS)]
+    arrays = {"tokens": np.array(tokens, np.int64)}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, arguments in VARIANTS.items():
+            path = Path(folder) / "tiny.gguf"
+            write_gguf(SyntheticCheckpoint(SEED, **arguments), path)
+            llama = llama_cpp.Llama(
+                str(path),
+                n_ctx=256,
+                n_threads=1,
+                n_threads_batch=1,
+                n_gpu_layers=0,
+                flash_attn=False,
+                type_k=F32,
+                type_v=F32,
+                # -1 takes the model's own values in place of this library's defaults.
+                yarn_attn_factor=-1.0,
+                yarn_beta_fast=-1.0,
+                yarn_beta_slow=-1.0,
+                logits_all=True,
+                verbose=False,
+            )
+            llama.eval(tokens)
+            arrays[f"logits/{name}"] = np.array(llama.scores[TOKENS - KEPT : TOKENS], np.float32)
+            llama.close()
+    np.savez_compressed(options.out / "llama_cpp_variants.npz", **arrays)
+    record = {
+        "command": "PYTHONPATH=. python tests/golden/make_llama_cpp_variants.py --out tests/golden",
+        "versions": {
+            "llama-cpp-python": llama_cpp.__version__,
+            "gguf": importlib.metadata.version("gguf"),
+        },
+        "settings": {"n_threads": 1, "flash_attn": False, "type_k": "F32", "type_v": "F32"},
+        "seed": SEED,
+        "variants": VARIANTS,
+    }
+    (options.out / "llama_cpp_variants.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
