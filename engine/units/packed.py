@@ -19,7 +19,7 @@ from engine.runtime.state import State
 from engine.units.reference import Reference
 
 TILE_VALUES = 1 << 17  # floats of a tile: 512 KiB, half a second-level cache of small boards
-TILE_OUTPUTS = 4096
+TILE_OUTPUTS = TILE_VALUES // GROUP  # one group of so many outputs fills a tile
 
 Floats = npt.NDArray[np.float32]
 
