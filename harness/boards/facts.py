@@ -82,7 +82,6 @@ class Facts(Record):
     tools: tuple[str, ...] = ()
     thermal_zones: tuple[ThermalZone, ...] = ()
     governor: str = ""  # of all allowed cores; "performance, schedutil" when they differ
-    sftp: bool | None = None
     noise: bool = False  # the shell's start files print something
 
     @property
