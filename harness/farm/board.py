@@ -17,7 +17,6 @@ from harness.verdicts import Outcome, Verdict
 
 if TYPE_CHECKING:
     from harness.deploy.models import PreparedModel
-    from harness.deploy.push import Deployment
     from harness.farm.campaign import Campaign
     from harness.inventory import Board
     from harness.jobs.lifecycle import RemoteRun
@@ -161,13 +160,11 @@ class BoardRun:
             facts=facts.model_dump(mode="json") if facts else None,
         )
 
-    def clean_up(self, remote: RemoteRun, *, cancel: bool) -> None:
+    def clean_up(self, remote: RemoteRun) -> None:
         """Ends a run and removes what it left. What resists is tried again before the release."""
         deadline = Deadline.after(CLEAN_S, f"cleaning {self.board.name}")
         try:
             session = self.session()
-            if cancel:
-                lifecycle.cancel(session, remote, deadline)
             left = lifecycle.clean_up(session, remote.deployment, remote, deadline)
         except BoardError as error:
             left = [f"run {remote.run_id} in {remote.spool} ({error.found})"]
@@ -178,7 +175,7 @@ class BoardRun:
         """Before the board is released: it is clean, or the user is told what is on it."""
         again, self._uncleaned = self._uncleaned, []
         for remote, _ in again:
-            self.clean_up(remote, cancel=True)
+            self.clean_up(remote)
         for _, left in self._uncleaned:
             self.campaign.leave_behind(f"{self.board.name}: {left}")
         self._close()
@@ -193,17 +190,15 @@ class BoardRun:
             self.say("", text, share)
 
         self._placed = place(self.session, self.board, packages, self.store, tell)
-        self._clear_orphans(self._placed.deployment)
+        self._clear_orphans(self._placed)
         return self._placed
 
-    def _clear_orphans(self, deployment: Deployment) -> None:
+    def _clear_orphans(self, placed: Placed) -> None:
         """Ends what a killed harness left running here and nobody will collect."""
         keep = self.orders.campaign_id if self.orders.resumed else None
         for row in orphans(self.store, self.board.name, keep=keep):
             self.say("", f"clearing away an abandoned {row.stage} run")
-            remote = lifecycle.find(self.session(), deployment, row.id)
-            if remote is not None:
-                self.clean_up(remote, cancel=True)
+            self.clean_up(placed.run(row.id))
             verdict = Verdict(
                 outcome=Outcome.INVALID,
                 headline="abandoned: its harness ended, and it was not resumed",
@@ -211,8 +206,12 @@ class BoardRun:
             self.store.finish_run(row.id, verdict, error_kind=INTERRUPTED)
 
 
-def headline(error: HarnessError, limit: int = 118) -> str:
+def headline(error: HarnessError) -> str:
     """What was found and what was expected, on one line; the remedy is kept apart."""
-    text = error.found + (f"; expected {error.expected}" if error.expected else "")
+    return one_line(error.found + (f"; expected {error.expected}" if error.expected else ""))
+
+
+def one_line(text: str, limit: int = 118) -> str:
+    """`text` on one line, cut at `limit` characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -11,6 +11,7 @@ from harness.boards.probe import probe
 from harness.deadline import Deadline
 from harness.deploy.bundle import build_bundle
 from harness.deploy.push import Deployment, deploy
+from harness.jobs.lifecycle import RemoteRun
 
 if TYPE_CHECKING:
     from harness.boards.facts import Facts
@@ -31,6 +32,10 @@ class Placed:
     facts: Facts
     engine_hash: str
     deployment: Deployment
+
+    def run(self, run_id: str) -> RemoteRun:
+        """Where a run of that id lies on the board, whether it is there or not."""
+        return RemoteRun(run_id, f"{self.deployment.root}/runs/{run_id}", self.deployment)
 
 
 def place(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from engine.spool import EVENTS_NAME
 from harness.farm.results import INTERRUPTED, StageResult
+from harness.jobs.runlog import EventTail, RunLog
 from harness.store import CampaignRow, RunRow, Store, is_dead
 from harness.verdicts import Check, Outcome, Verdict
 
@@ -36,6 +38,18 @@ def unjudged(store: Store, campaign_id: str, board: str, stage: str) -> RunRow |
     """The campaign's newest run of this stage without a verdict."""
     rows = [row for row in store.unfinished(campaign_id, board) if row.stage == stage]
     return rows[-1] if rows else None
+
+
+def collected_log(store: Store, run: RunRow) -> RunLog | None:
+    """The log of a run that was collected to its end but not judged; its spool may be gone."""
+    if run.state != "collected":
+        return None
+    folder = store.raw_folder(run.id)
+    tail = EventTail(folder / EVENTS_NAME, run.id)
+    if not tail.ended:
+        return None
+    end = tail.events[-1].data
+    return RunLog(run.id, tail.events, folder, str(end.get("status")), str(end.get("reason") or ""))
 
 
 def orphans(store: Store, board: str, *, keep: str | None) -> list[RunRow]:

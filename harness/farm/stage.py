@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from harness.deadline import Deadline
 from harness.errors import BoardError, HarnessError
-from harness.farm.board import Interrupted, headline
+from harness.farm.board import Interrupted, headline, one_line
 from harness.farm.results import INTERRUPTED, StageResult
-from harness.farm.resume import judged, unjudged
+from harness.farm.resume import collected_log, judged, unjudged
 from harness.jobs import lifecycle
 from harness.jobs.base import StageContext
 from harness.verdicts import Outcome, Verdict
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from harness.farm.board import BoardRun
     from harness.farm.placing import Placed
     from harness.jobs.base import Plan, Stage
-    from harness.jobs.lifecycle import RemoteRun, RunLog
+    from harness.jobs.lifecycle import RemoteRun
+    from harness.jobs.runlog import RunLog
     from harness.store import RunRow
 
 START_S = 180.0  # sending the run's inputs included
@@ -61,50 +62,54 @@ class StageRun:
     def _attempt(self, attempt: int, earlier: RunRow | None) -> StageResult:
         """One run, recorded whatever happens; trouble of board or host becomes its ERROR."""
         run_id = earlier.id if earlier is not None else self.run.begin_run(self.stage)
-        with tempfile.TemporaryDirectory(prefix="harness-run-") as folder:
-            context = self._context(run_id, Path(folder))
-            remote: RemoteRun | None = None
-            kind: str | None = None
-            try:
-                self.run.check_stop()
-                self.run.say(self.stage.name, "preparing references on the host")
-                plan = self.stage.plan(context)
-                self.run.check_stop()
-                remote = self._find(earlier) if earlier is not None else None
-                if remote is None:
-                    remote = self._start(context, plan)
-                log = self._follow(context, plan, remote)
-                self.run.check_stop()
-                self.store.collected(run_id)
-                self.run.clean_up(remote, cancel=False)
-                remote = None
+        kind: str | None = None
+        try:
+            with tempfile.TemporaryDirectory(prefix="harness-run-") as folder:
+                context = self._context(run_id, Path(folder))
+                log = self._log(context, earlier)
                 self.run.say(self.stage.name, "judging")
                 verdict = self.stage.judge(context, log)
-            except Interrupted:
-                self._record(run_id, _stopped(), INTERRUPTED)
-                raise
-            except BoardError as error:
-                kind, verdict = error.kind, _error(error)
-            except HarnessError as error:
-                kind, verdict = "host", _error(error)
-            except Exception as error:
-                # A defect of ours: told in full, kept apart from findings about the product.
-                self.run.campaign.reporter.note(traceback.format_exc())
-                kind = "internal"
-                verdict = Verdict(
-                    outcome=Outcome.ERROR,
-                    headline=f"internal error of the harness: {type(error).__name__}: {error}"[
-                        :118
-                    ],
-                    remedy="report it with the traceback above",
-                )
-            finally:
-                if remote is not None:
-                    self.run.clean_up(remote, cancel=True)
+        except Interrupted:
+            self._record(run_id, _stopped(), INTERRUPTED)
+            raise
+        except BoardError as error:
+            kind, verdict = error.kind, _error(error)
+        except HarnessError as error:
+            kind, verdict = "host", _error(error)
+        except Exception as error:
+            # A defect of ours: told in full, kept apart from findings about the product.
+            self.run.campaign.reporter.note(traceback.format_exc())
+            kind, verdict = "internal", _defect(error)
         self._record(run_id, verdict, kind)
         return StageResult(
             self.board.name, self.stage.name, verdict, run_id, attempts=attempt, error_kind=kind
         )
+
+    def _log(self, context: StageContext, earlier: RunRow | None) -> RunLog:
+        """What the run told, from its start or from where a killed harness left it to its end.
+
+        The board is clean afterwards, whatever happened, as far as it can be reached.
+        """
+        remote = self.placed.run(context.run_id)
+        begun = earlier is not None
+        try:
+            self.run.check_stop()
+            self.run.say(self.stage.name, "preparing references on the host")
+            plan = self.stage.plan(context)
+            self.run.check_stop()
+            collected = collected_log(self.store, earlier) if earlier is not None else None
+            if collected is not None:
+                return collected
+            if earlier is None or not self._is_there(earlier):
+                begun = True
+                self._start(context, plan)
+            log = self._follow(context, plan, remote)
+            self.run.check_stop()
+            self.store.collected(context.run_id)
+            return log
+        finally:
+            if begun:
+                self.run.clean_up(remote)
 
     def _context(self, run_id: str, folder: Path) -> StageContext:
         model = self.run.model_for(self.stage)
@@ -118,18 +123,18 @@ class StageRun:
             cache=folder,
         )
 
-    def _find(self, earlier: RunRow) -> RemoteRun | None:
-        """The run that a killed harness started, running or ended; None if it never began."""
-        self.run.say(self.stage.name, "looking for the run of the harness that was killed")
+    def _is_there(self, earlier: RunRow) -> bool:
+        """Whether the board has the run that a killed harness started, going on or ended."""
+        self.run.say(self.stage.name, "looking for the run of the interrupted bring-up")
         remote = lifecycle.find(self.run.session(), self.placed.deployment, earlier.id)
         if remote is not None:
             self.run.campaign.reporter.note(
-                f"{self.board.name} {self.stage.name}: found the run of the interrupted bring-up; "
-                "continuing it"
+                f"{self.board.name} {self.stage.name}: found the run of the interrupted bring-up, "
+                "and continue it"
             )
-        return remote
+        return remote is not None
 
-    def _start(self, context: StageContext, plan: Plan) -> RemoteRun:
+    def _start(self, context: StageContext, plan: Plan) -> None:
         self.run.say(self.stage.name, "starting")
         remote = lifecycle.start(
             self.run.session(),
@@ -140,7 +145,6 @@ class StageRun:
             deadline=Deadline.after(START_S, f"starting {self.stage.name}"),
         )
         self.store.running(context.run_id, remote.spool, _plain(self.placed.deployment))
-        return remote
 
     def _follow(self, context: StageContext, plan: Plan, remote: RemoteRun) -> RunLog:
         seconds = plan.spec.deadline_s + COLLECT_S
@@ -167,6 +171,13 @@ class StageRun:
 
 def _stopped() -> Verdict:
     return Verdict(outcome=Outcome.INVALID, headline="stopped by the user")
+
+
+def _defect(error: Exception) -> Verdict:
+    what = f"internal error of the harness: {type(error).__name__}: {error}"
+    return Verdict(
+        outcome=Outcome.ERROR, headline=one_line(what), remedy="report it with the traceback above"
+    )
 
 
 def _error(error: HarnessError) -> Verdict:
