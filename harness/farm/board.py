@@ -183,13 +183,13 @@ class BoardRun:
     # --- before the stages ----------------------------------------------------------------------
 
     def _prepare(self) -> Placed:
-        packages = {self.model_for(stage).package for stage in self.orders.stages}
+        models = [self.model_for(stage) for stage in self.orders.stages]
 
         def tell(text: str, share: float | None) -> None:
             self.check_stop()
             self.say("", text, share)
 
-        self._placed = place(self.session, self.board, packages, self.store, tell)
+        self._placed = place(self.session, self.board, models, self.store, tell)
         self._clear_orphans(self._placed)
         return self._placed
 

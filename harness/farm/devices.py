@@ -173,7 +173,7 @@ class DeviceSession:
         leases, reason = Leases(self.store), "tests on the board"
         with lease_guard(leases, board.name, reason, ttl_s=LEASE_TTL_S):
             try:
-                placed = place(session, board, [self.model.package], self.store, tell)
+                placed = place(session, board, [self.model], self.store, tell)
                 yield Deployed(
                     board,
                     placed.facts,

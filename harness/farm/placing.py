@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.boards.probe import probe
@@ -16,6 +15,7 @@ from harness.jobs.lifecycle import RemoteRun
 if TYPE_CHECKING:
     from harness.boards.facts import Facts
     from harness.connect import BoardSession
+    from harness.deploy.models import PreparedModel
     from harness.inventory import Board
     from harness.store import Store
 
@@ -41,11 +41,11 @@ class Placed:
 def place(
     session: Callable[[], BoardSession],
     board: Board,
-    packages: Iterable[Path],
+    models: Iterable[PreparedModel],
     store: Store,
     tell: Tell,
 ) -> Placed:
-    """Probes the board, and sends what it lacks of the engine, its wheels and `packages`.
+    """Probes the board, and sends what it lacks of the engine, its wheels and `models`.
 
     `session` gives the live connection. What was learned of the board goes into the store. `tell`
     may raise to stop. Raises BoardError.
@@ -70,16 +70,23 @@ def place(
     tell("building the bundle", None)
     bundle = build_bundle(facts)
 
+    packages = {model.package: model.name for model in models}
+    names = {path.name: name for path, name in packages.items()}
+
     def sending(name: str, done: int, total: int) -> None:
         share = done / total if total else None
-        tell(f"sending {name}: {done >> 20} of {total >> 20} MiB", share)
+        tell(f"sending {names.get(name, name)}: {_size(done)} of {_size(total)}", share)
 
     deployment = deploy(
         session(),
         facts,
         bundle,
-        sorted(set(packages)),
+        sorted(packages),
         deadline=Deadline.after(DEPLOY_S, "deploy"),
         on_progress=sending,
     )
     return Placed(facts, bundle.hash, deployment)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 100_000 else f"{count / 1e3:.0f} kB"
