@@ -234,7 +234,7 @@ def _server_environment() -> dict[str, str]:
     return {
         **values,
         "PATH": os.pathsep.join(SYSTEM_PATH),
-        "PYTHONPATH": package,
+        "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH")))),
         "PYTHONUNBUFFERED": "1",
     }
 

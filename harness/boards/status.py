@@ -1,0 +1,97 @@
+"""What is known about boards without asking them: who holds one, how its last runs ended."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from harness.boards import virtual
+from harness.boards.leases import Leases
+from harness.inventory import Board
+from harness.paths import state_dir
+from harness.store import Store
+from harness.verdicts import Record
+
+
+class Ending(Record):
+    """How one run ended."""
+
+    stage: str
+    outcome: str
+    headline: str
+    model: str
+    at: datetime.datetime
+    error_kind: str | None = None
+    remedy: str | None = None
+
+
+class Status(Record):
+    """`address` of a virtual board is where it listens, "stopped" when it does not run."""
+
+    board: str
+    address: str
+    tags: tuple[str, ...] = ()
+    holder: str | None = None  # owner of the lease in force
+    reason: str | None = None
+    held_since: datetime.datetime | None = None
+    held_until: datetime.datetime | None = None
+    last: Ending | None = None
+    last_error: Ending | None = None  # infrastructure, the newest
+
+
+def status_of(boards: list[Board]) -> list[Status]:
+    """One per board, in their order. Creates no results database where there is none."""
+    running = {state.name: state for state in virtual.running()}
+    known = (state_dir() / "results.sqlite").exists()
+    if not known:
+        return [Status(board=b.name, address=_address(b, running), tags=b.tags) for b in boards]
+    with Store.open() as store:
+        return [_status(store, board, running) for board in boards]
+
+
+def _status(store: Store, board: Board, running: dict[str, Any]) -> Status:
+    holder = Leases(store).holder(board.name)
+    runs = store.frames.runs(board=board.name)
+    judged = runs[runs["state"] == "judged"]
+    errors = judged[judged["outcome"] == "error"]
+    return Status(
+        board=board.name,
+        address=_address(board, running),
+        tags=board.tags,
+        holder=holder.owner if holder else None,
+        reason=holder.reason if holder else None,
+        held_since=holder.acquired_at if holder else None,
+        held_until=holder.expires_at if holder else None,
+        last=_ending(judged),
+        last_error=_ending(errors),
+    )
+
+
+def _ending(runs: Any) -> Ending | None:
+    """The last row of a frame of runs."""
+    if runs.empty:
+        return None
+    row = runs.iloc[-1]
+
+    def text(name: str) -> str | None:
+        value = row[name]
+        return value if isinstance(value, str) and value else None
+
+    finished = row["finished_at"]
+    return Ending(
+        stage=row["stage"],
+        outcome=row["outcome"],
+        headline=text("headline") or "",
+        model=text("model_name") or "",
+        at=(row["started_at"] if finished is None or finished != finished else finished),
+        error_kind=text("error_kind"),
+        remedy=text("remedy"),
+    )
+
+
+def _address(board: Board, running: dict[str, Any]) -> str:
+    if board.virtual is None:
+        host = f"[{board.host}]" if ":" in board.host else board.host
+        return f"{board.user}@{host}:{board.port}"
+    state = running.get(board.name)
+    return f"{state.host}:{state.port}" if state else "stopped"
