@@ -1,0 +1,1 @@
+"""The pages: each module turns results into what one template shows."""

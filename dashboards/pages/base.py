@@ -1,0 +1,140 @@
+"""What all pages share: where they lie, and the words and figures that recur on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import posixpath
+from collections.abc import Mapping
+from typing import Any
+
+from dashboards import plain
+from dashboards.data import Case, Results, Run
+from harness.verdicts import Outcome
+
+PAGE_OF_STAGE = {"accuracy": "alignment", "curve": "curve", "stress": "stress"}
+PAGE_TITLES = {"alignment": "Alignment", "curve": "Curve", "stress": "Stress"}
+
+WORDS = {
+    "pass": "Pass",
+    "warn": "Warning",
+    "fail": "Fail",
+    "invalid": "Invalid",
+    "error": "Error",
+    "blocked": "Blocked",
+    "running": "Running",
+    "stopped": "Stopped",
+    "none": "Not run",
+}
+MEANINGS = {
+    "pass": "every check within the board's budget",
+    "warn": "passed, with something to look at",
+    "fail": "a finding about the model or the engine",
+    "invalid": "measured, but the numbers must not be judged",
+    "error": "infrastructure: link, board or set-up, not the product",
+    "blocked": "an earlier stage of the same board did not pass",
+    "running": "not judged yet",
+    "stopped": "ended before a verdict; the same command continues it",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """A file of the site. `path` is relative to the site's root, with forward slashes."""
+
+    path: str
+    template: str
+    values: Mapping[str, Any]
+
+    @property
+    def root(self) -> str:
+        """The relative way from this page back to the site's root: "" or "../../"."""
+        return "../" * self.path.count("/")
+
+
+class Places:
+    """Where each page lies. Names come from boards and models, so they are made safe and unique."""
+
+    def __init__(self, results: Results) -> None:
+        self._cases: dict[tuple[str, str, str], str] = {}
+        self._runs = {run.id: plain.slug(run.id) for run in results.runs}
+        self._case_of_run = {
+            run.id: case for case in results.cases for run in (*case.history, *case.runs.values())
+        }
+        taken: set[str] = set()
+        for case in results.cases:
+            key = (case.board.name, case.model, case.scheme)
+            name = "--".join(plain.slug(part) for part in key)
+            if name in taken:  # two names that differ only in what a file name cannot hold
+                name += "-" + hashlib.sha256("\0".join(key).encode()).hexdigest()[:8]
+            taken.add(name)
+            self._cases[key] = f"boards/{name}"
+
+    def case(self, case: Case, page: str = "index") -> str:
+        key = (case.board.name, case.model, case.scheme)
+        return posixpath.join(self._cases[key], f"{page}.html")
+
+    def stage(self, case: Case, stage: str) -> str:
+        """The page that shows a stage: its own where it has measurements, else the bring-up page at
+        that stage."""
+        page = PAGE_OF_STAGE.get(stage)
+        if page is not None and stage in case.runs and not case.runs[stage].details.empty:
+            return self.case(case, page)
+        return f"{self.case(case)}#stage-{plain.slug(stage)}"
+
+    def run(self, run: Run) -> str:
+        return f"runs/{self._runs[run.id]}.html"
+
+    def csv(self, run: Run, table: str) -> str:
+        return f"runs/{self._runs[run.id]}-{plain.slug(table)}.csv"
+
+    def has_run(self, run: Run) -> bool:
+        return run.id in self._runs
+
+    def case_of(self, run: Run) -> Case | None:
+        return self._case_of_run.get(run.id)
+
+
+def key_figure(run: Run) -> str:
+    """The one number that a stage is remembered by; "" where it has none."""
+    details = run.details
+    if run.stage == "tiny" and details["tokens_compared"] is not None:
+        if run.outcome in (Outcome.PASS, Outcome.WARN):
+            return f"{details['tokens_compared']} tokens equal"
+        return f"{details['tokens_compared']} tokens compared"
+    if run.stage == "accuracy" and details["logits"] is not None:
+        return f"top-1 {100 * details['logits'].top1:.1f} %"
+    if run.stage == "curve" and details["tokens_per_s_start"] is not None:
+        start, end = details["tokens_per_s_start"], details["tokens_per_s_end"]
+        return f"{plain.number(start)} → {plain.number(end)} tok/s"
+    if run.stage == "stress" and details["minutes"] is not None:
+        ratio = details["sustained_ratio"]
+        held = f", speed × {plain.number(ratio)}" if ratio is not None else ""
+        return f"{plain.number(details['minutes'])} min{held}"
+    return ""
+
+
+def blocked_after(case: Case, run: Run) -> tuple[str, ...]:
+    """The stages that did not run because `run` did not pass."""
+    return tuple(
+        stage
+        for stage in case.stages
+        if stage in case.runs and case.runs[stage].outcome is Outcome.BLOCKED and stage != run.stage
+    )
+
+
+def missing_note(run: Run) -> str:
+    """Why a page has gaps; "" when everything is there."""
+    if run.outcome is None:
+        if run.campaign.over:
+            return "This run was stopped before a verdict; the same command continues it."
+        return "This run has not been judged yet."
+    if run.details.empty:
+        if run.outcome is Outcome.BLOCKED:
+            return "This stage did not run: an earlier stage of the same board did not pass."
+        if run.outcome is Outcome.ERROR:
+            return "No measurements: the run ended in an error before it delivered any."
+        return "This run left no measurements."
+    if run.details.problems:
+        return "Some measurements of this run cannot be read: " + "; ".join(run.details.problems)
+    return ""

@@ -1,0 +1,317 @@
+"""The Bring-up page of one board and model: does it work, what limits it, how to repeat it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+from dashboards import plain
+from dashboards.charts import Bars, Chart, Heat, Table, bars, heat
+from dashboards.data import STAGE_QUESTIONS, STAGE_TITLES, Case, Run
+from dashboards.pages import stress
+from dashboards.pages.alignment import cosine_level, layer_columns, ramp, worst_of_column
+from dashboards.pages.base import Page, Places, blocked_after, key_figure, missing_note
+
+TOP_OPS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One rung of the stage ladder."""
+
+    stage: str
+    title: str
+    question: str
+    run: Run | None
+    status: str
+    figure: str
+    link: str | None  # the stage's own page
+    data: str | None  # the run's data page
+    note: str
+
+
+def page(case: Case, places: Places) -> Page:
+    trouble = case.trouble
+    return Page(
+        places.case(case),
+        "bringup.html.jinja",
+        {
+            "title": f"{case.board.name} · {case.model}",
+            "case": case,
+            "active": "index",
+            "steps": tuple(_step(case, stage, places) for stage in case.stages),
+            "trouble": trouble,
+            "trouble_link": places.stage(case, trouble.stage) if trouble else None,
+            "blocked": blocked_after(case, trouble) if trouble else (),
+            "ceiling": ceiling(case),
+            "physics": _detail(case, "curve", "physics"),
+            "memory": memory(case),
+            "cosines": cosines(case),
+            "cosine_legend": ramp("cosine"),
+            "top_ops": top_ops(case),
+            "thermal": thermal(case),
+            "clocks": _clocks(case),
+            "facts": board_facts(case),
+            "notes": notes(case),
+            "campaign": case.newest.campaign,
+            "history": tuple(run for run in case.history if places.has_run(run)),
+        },
+    )
+
+
+def _detail(case: Case, stage: str, name: str) -> Any:
+    run = case.runs.get(stage)
+    return run.details[name] if run is not None else None
+
+
+def _step(case: Case, stage: str, places: Places) -> Step:
+    run = case.runs.get(stage)
+    link = places.stage(case, stage)
+    return Step(
+        stage,
+        STAGE_TITLES.get(stage, stage),
+        STAGE_QUESTIONS.get(stage, ""),
+        run,
+        run.status if run is not None else "none",
+        key_figure(run) if run is not None else "",
+        link if run is not None and "#" not in link else None,
+        places.run(run) if run is not None else None,
+        missing_note(run) if run is not None else "",
+    )
+
+
+def ceiling(case: Case) -> Bars | None:
+    """Tokens per second reached, against what the board's bandwidth allows and the budget asks."""
+    top = _detail(case, "curve", "ceiling_tokens_per_s")
+    start = _detail(case, "curve", "tokens_per_s_start")
+    end = _detail(case, "curve", "tokens_per_s_end")
+    rows = [
+        (words, [(style, words, value)])
+        for words, style, value in (
+            ("Bandwidth allows", "ceiling", top),
+            ("Start of context", "s1", start),
+            ("End of context", "s2", end),
+        )
+        if value is not None
+    ]
+    if start is None and end is None:
+        return None
+    floor = case.board.budget.get("min_tokens_per_s")
+    limits = [("budget, at least", float(floor))] if _is_number(floor) else []
+
+    def share(value: float) -> str:
+        return f"{100 * value / top:.0f} %" if top else "–"
+
+    table = Table(
+        "Tokens per second",
+        ("what", "tok/s", "of the ceiling"),
+        (
+            *((words, parts[0][2], share(parts[0][2])) for words, parts in rows),
+            *((words, value, share(value)) for words, value in limits),
+        ),
+    )
+    summary = f"{plain.number(start)} tokens/s at the start of the context"
+    if top:
+        summary += f", {share(start or 0.0)} of what the bandwidth allows"
+    return bars(
+        "ceiling", summary, rows, limits, say=lambda v: f"{plain.number(v)} tok/s", table=table
+    )
+
+
+MEMORY_PARTS = (
+    ("weights", "Weights"),
+    ("kv", "KV cache"),
+    ("temporary", "Temporary"),
+    ("other", "Interpreter and other"),
+)
+
+
+def memory(case: Case) -> Bars | None:
+    """The engine's memory by purpose, against the budget and the board's memory."""
+    found: Mapping[str, float] | None = _detail(case, "curve", "memory_mb")
+    if not found:
+        return None
+    names = dict(MEMORY_PARTS)
+    ordered = [key for key in names if key in found] + sorted(set(found) - set(names))
+    parts = [
+        (f"s{1 + index % 6}", names.get(key, key.replace("_", " ").capitalize()), found[key])
+        for index, key in enumerate(ordered)
+    ]
+    limits = [
+        (words, float(value))
+        for words, value in (
+            ("budget", case.board.budget.get("memory_mb")),
+            ("board has", _facts(case).get("memory_mb")),
+        )
+        if _is_number(value)
+    ]
+    total = sum(amount for _, _, amount in parts)
+    # A board with far more memory than is used would press the parts into a corner.
+    drawn = [limit for limit in limits if limit[1] <= 6 * total]
+    table = Table(
+        "Memory",
+        ("part", "MB"),
+        (*((words, amount) for _, words, amount in parts), ("sum", total), *limits),
+    )
+    return bars(
+        "memory",
+        f"{plain.megabytes(total)} in use",
+        [("", parts)],
+        drawn,
+        say=plain.megabytes,
+        table=table,
+    )
+
+
+def cosines(case: Case) -> Heat | None:
+    """The lowest cosine of each layer, one row per comparison."""
+    ops = _detail(case, "accuracy", "ops")
+    if not ops:
+        return None
+    columns = layer_columns(ops)
+    modes = [mode for mode in ("local", "free") if any(op.mode == mode for op in ops)]
+    names = tuple(name for name, _ in columns)
+
+    def cell(row: int, column: int) -> tuple[str, str] | None:
+        name, layer = columns[column]
+        worst = worst_of_column(ops, modes[row], name, layer)
+        if worst is None:
+            return None
+        value = "not finite" if worst.cosine is None else plain.cosine(worst.cosine)
+        return cosine_level(worst), f"{modes[row]}, {worst.op}: cosine {value}"
+
+    return heat(
+        "cosines",
+        "lowest cosine of each layer against the reference",
+        modes,
+        names,
+        cell,
+        left=60,
+        row_height=28,
+    )
+
+
+def top_ops(case: Case) -> tuple[Any, ...]:
+    """The ops with the largest relative error of their own (local), against the naive baseline."""
+    ops = [op for op in _detail(case, "accuracy", "ops") or () if op.mode == "local"]
+
+    def weight(op: Any) -> float:
+        return float("inf") if op.rel_l2 is None else float(op.rel_l2)
+
+    order = {"fail": 0, "warn": 1}
+    return tuple(sorted(ops, key=lambda op: (order.get(op.outcome, 2), -weight(op), op.op)))[
+        :TOP_OPS
+    ]
+
+
+def thermal(case: Case) -> Chart | None:
+    """Temperature and clock over the longest run that recorded them."""
+    run = case.runs.get("stress")
+    samples = run.details["samples"] if run is not None else None
+    if samples:
+        return stress.thermal_strip(samples)
+    points = _detail(case, "curve", "points")
+    return stress.thermal_strip_of_curve(points) if points else None
+
+
+def _clocks(case: Case) -> str | None:
+    for stage in ("curve", "stress"):
+        run = case.runs.get(stage)
+        if run is not None and (run.details["clocks"] or run.clocks):
+            return str(run.details["clocks"] or run.clocks)
+    return None
+
+
+def _facts(case: Case) -> Mapping[str, Any]:
+    return case.newest.facts or case.board.facts
+
+
+def board_facts(case: Case) -> tuple[tuple[str, str], ...]:
+    """What the board is, as (name, words); only what is known."""
+    facts = _facts(case)
+    newest = case.newest
+    rows: list[tuple[str, Any]] = [
+        ("Address", "virtual board on this machine" if case.board.virtual else case.board.host),
+        ("Tags", ", ".join(case.board.tags)),
+        ("Serial", facts.get("serial")),
+        ("Hardware", facts.get("model")),
+        ("Machine", facts.get("machine")),
+        ("Cores", _cores(facts)),
+        ("Features", ", ".join(_texts(facts.get("features")))),
+        ("Memory", _memory_words(facts)),
+        ("System", _join(facts.get("os"), facts.get("kernel"))),
+        ("C library", facts.get("libc")),
+        ("Python", _python(facts.get("python"))),
+        ("Governor", facts.get("governor")),
+        ("Thermal zones", _zones(facts.get("thermal_zones"))),
+        ("Boot", newest.boot_id or facts.get("boot_id")),
+        ("Power mode", newest.power_mode),
+        ("Toolchain", newest.toolchain),
+        ("Engine", newest.engine_hash[:16]),
+        ("Model", newest.model_hash[:16]),
+    ]
+    return tuple((name, str(value)) for name, value in rows if value not in (None, ""))
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _texts(value: object) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, (list, tuple)) else []
+
+
+def _join(*parts: object) -> str:
+    return " · ".join(str(part) for part in parts if part)
+
+
+def _cores(facts: Mapping[str, Any]) -> str:
+    cpus = facts.get("cpus")
+    if not isinstance(cpus, (list, tuple)):
+        return ""
+    kinds = []
+    for cpu in cpus:
+        known = cpu if isinstance(cpu, Mapping) else {}
+        clock = known.get("max_mhz")
+        part = str(known.get("part") or "core")
+        kinds.append(f"{part}{f' at {plain.number(clock, 4)} MHz' if clock else ''}")
+    groups = [(kind, len(list(group))) for kind, group in itertools.groupby(sorted(kinds))]
+    return ", ".join(f"{count} × {kind}" for kind, count in groups)
+
+
+def _memory_words(facts: Mapping[str, Any]) -> str:
+    total, free = facts.get("memory_mb"), facts.get("available_mb")
+    if not _is_number(total):
+        return ""
+    tail = f", {plain.megabytes(free)} available" if _is_number(free) else ""
+    return plain.megabytes(total) + tail
+
+
+def _python(value: object) -> str:
+    if not isinstance(value, Mapping):
+        return ""
+    return _join(value.get("version"), value.get("path"))
+
+
+def _zones(value: object) -> str:
+    if not isinstance(value, (list, tuple)):
+        return ""
+    zones = [zone for zone in value if isinstance(zone, Mapping)]
+    return ", ".join(str(zone.get("kind") or zone.get("name") or "unnamed") for zone in zones)
+
+
+def notes(case: Case) -> tuple[str, ...]:
+    """What a reader must know before believing the numbers."""
+    found = []
+    for fault in sorted({run.fault for run in case.runs.values() if run.fault}):
+        stages = [s for s in case.stages if s in case.runs and case.runs[s].fault == fault]
+        words = ", ".join(STAGE_TITLES.get(stage, stage).lower() for stage in stages)
+        found.append(f"A fault was planted in this board's engine on purpose: {fault} ({words}).")
+    if _clocks(case) == "unknown":
+        found.append("This board exposes no clocks, so throttling cannot be ruled out.")
+    campaigns = {run.campaign.id for run in case.runs.values()}
+    if len(campaigns) > 1:
+        found.append("The stages come from different campaigns; each shows when it ran.")
+    return tuple(found)

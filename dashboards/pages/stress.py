@@ -1,0 +1,367 @@
+"""The Stress page: speed, memory, heat and clock of a long run against one time axis."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from dashboards import plain
+from dashboards.charts import (
+    Bar,
+    Chart,
+    Dot,
+    Mark,
+    Panel,
+    Series,
+    Table,
+    hover_data,
+    panel,
+    x_scale,
+)
+from dashboards.data import Case, Run
+from dashboards.pages.base import Page, Places, missing_note
+from dashboards.scales import Scale, time_ticks
+from harness.jobs.details import CurvePoint, StressSample, StressTurn
+
+TABLE_ROWS = 600
+EVENTS = ("cancelled", "killed")
+EVENTS_SHOWN = 12
+# A clock below this share of the run's usual top counts as throttled when it lasts.
+THROTTLE_SHARE = 0.9
+THROTTLE_SAMPLES = 3
+
+LEAK_WORDS = {
+    "none": "no leak found",
+    "leak": "memory keeps growing",
+    "too short to tell": "the run is too short to tell a leak",
+}
+
+
+def page(case: Case, run: Run, places: Places) -> Page:
+    details = run.details
+    samples: Sequence[StressSample] = details["samples"] or ()
+    turns: Sequence[StressTurn] = details["turns"] or ()
+    return Page(
+        places.case(case, "stress"),
+        "stress.html.jinja",
+        {
+            "title": f"Stress · {case.board.name}",
+            "case": case,
+            "active": "stress",
+            "run": run,
+            "run_link": places.run(run),
+            "note": missing_note(run),
+            "details": details,
+            "chart_of": stress_chart(samples, turns) if samples else None,
+            "figures": figures(run),
+            "leak": leak_words(run),
+            "golden": golden_words(run),
+            "bands": tuple(
+                f"{plain.seconds(start)} to {plain.seconds(end)}"
+                for start, end in throttle_bands(samples)
+            )[:EVENTS_SHOWN],
+            "events": tuple(
+                f"{turn.finish} at {plain.seconds(turn.started_s)}, conversation "
+                f"{turn.conversation + 1}, turn {turn.turn + 1}"
+                for turn in turns
+                if turn.finish in EVENTS
+            )[:EVENTS_SHOWN],
+            "turns": turns_table(turns) if turns else None,
+        },
+    )
+
+
+def figures(run: Run) -> tuple[tuple[str, str], ...]:
+    d = run.details
+    rows = [
+        ("Length", d["minutes"], "min"),
+        ("Tokens", d["tokens"], ""),
+        ("ITL p50", d["itl_p50_ms"], "ms"),
+        ("ITL p99", d["itl_p99_ms"], "ms"),
+        ("Late over early speed", d["sustained_ratio"], ""),
+        ("Memory growth", d["leak_growth_mb"], "MB"),
+        ("Throttled", d["throttled_s"], "s"),
+        ("Cancelled", d["cancelled"], ""),
+        ("Restarts", d["restarts"], ""),
+    ]
+    return tuple(
+        (name, f"{plain.number(v)} {unit}".strip()) for name, v, unit in rows if v is not None
+    )
+
+
+def leak_words(run: Run) -> str:
+    leak, growth, p = run.details["leak"], run.details["leak_growth_mb"], run.details["leak_p"]
+    if leak is None:
+        return ""
+    text = LEAK_WORDS.get(leak, str(leak))
+    if growth is not None:
+        text += f": {plain.number(growth)} MB over the run"
+        if p is not None:
+            text += f" (trend p = {plain.number(p, 2)})"
+    return text[0].upper() + text[1:] + "."
+
+
+def golden_words(run: Run) -> str:
+    before, after = run.details["golden_before"], run.details["golden_after"]
+    if before is None or after is None:
+        return ""
+    if before == after:
+        return "The same prompt gives the same tokens before and after the run."
+    return "The same prompt gives other tokens after the run than before it."
+
+
+def throttle_bands(samples: Sequence[StressSample]) -> list[tuple[float, float]]:
+    """Stretches [from, to] in seconds in which the clock lay below 90 % of its usual top.
+
+    The usual top is the 95th percentile, so that one boost sample does not colour the whole run.
+    Empty where the board gives no clocks.
+    """
+    known = sorted(sample.clock_mhz for sample in samples if sample.clock_mhz is not None)
+    if not known:
+        return []
+    edge = THROTTLE_SHARE * known[int(0.95 * (len(known) - 1))]
+    bands: list[tuple[float, float]] = []
+    low: list[float] = []
+    for sample in samples:
+        if sample.clock_mhz is not None and sample.clock_mhz < edge:
+            low.append(sample.t_s)
+            continue
+        if len(low) >= THROTTLE_SAMPLES:
+            bands.append((low[0], sample.t_s))
+        low = []
+    if len(low) >= THROTTLE_SAMPLES:
+        bands.append((low[0], low[-1]))
+    return bands
+
+
+@dataclasses.dataclass(frozen=True)
+class Track:
+    """One panel of the synced chart."""
+
+    title: str
+    style: str
+    unit: str
+    height: float
+    value: Callable[[StressSample], float | None]
+    zero: bool = False
+
+
+TRACKS = (
+    Track("Tokens per second", "s1", "tok/s", 96, lambda s: s.tokens_per_s, zero=True),
+    Track("Memory (RSS), MB", "s4", "MB", 80, lambda s: s.rss_mb),
+    Track("Temperature, °C", "s2", "°C", 64, lambda s: s.temperature_c),
+    Track("Clock, MHz", "s3", "MHz", 64, lambda s: s.clock_mhz),
+    Track("CPU, %", "s6", "% CPU", 56, lambda s: s.cpu_percent, zero=True),
+)
+
+
+def _panels(
+    samples: Sequence[StressSample], tracks: Sequence[Track], x: Scale, top: float
+) -> list[Panel]:
+    times = [sample.t_s for sample in samples]
+    panels: list[Panel] = []
+    for track in tracks:
+        one, _ = panel(
+            track.title,
+            [Series(times, [track.value(sample) for sample in samples], track.style, track.title)],
+            x,
+            top=panels[-1].bottom + 36 if panels else top,
+            height=track.height,
+            zero=track.zero,
+            y_count=3 if track.height > 70 else 2,
+        )
+        panels.append(one)
+    return panels
+
+
+def _known(samples: Sequence[StressSample], tracks: Sequence[Track]) -> list[Track]:
+    return [t for t in tracks if any(t.value(sample) is not None for sample in samples)]
+
+
+def _bands(samples: Sequence[StressSample], x: Scale, bottom: float) -> tuple[Bar, ...]:
+    return tuple(
+        Bar(
+            x(start),
+            24,
+            round(max(x(end) - x(start), 1.5), 1),
+            bottom - 24,
+            "throttle",
+            f"throttled from {plain.seconds(start)} to {plain.seconds(end)}",
+        )
+        for start, end in throttle_bands(samples)
+    )
+
+
+def _says(samples: Sequence[StressSample], tracks: Sequence[Track]) -> Callable[[int], str]:
+    def says(index: int) -> str:
+        sample = samples[index]
+        parts = [plain.seconds(sample.t_s)]
+        for track in tracks:
+            value = track.value(sample)
+            if value is not None:
+                parts.append(f"{plain.number(value)} {track.unit}")
+        return " · ".join(parts)
+
+    return says
+
+
+def stress_chart(samples: Sequence[StressSample], turns: Sequence[StressTurn]) -> Chart | None:
+    """All tracks that were measured, over one time axis, with ITL and events of the dialogue."""
+    tracks = _known(samples, TRACKS)
+    if not tracks:
+        return None
+    end = max([sample.t_s for sample in samples] + [turn.started_s for turn in turns])
+    x = x_scale(0.0, end)
+    panels = _panels(samples, tracks, x, top=42)
+    # The time per token of each turn goes below the speed: stutter shows as spread.
+    timed = [turn for turn in turns if turn.tpot_ms is not None]
+    if timed:
+        panels.append(_turn_panel(timed, x, panels[-1].bottom + 36))
+    bottom = panels[-1].bottom
+    marks = []
+    for turn in turns:
+        if turn.finish in EVENTS:
+            marks.append(
+                Mark(
+                    x(turn.started_s),
+                    turn.finish,
+                    "✕" if turn.finish == "killed" else "■",
+                    f"{turn.finish} at {plain.seconds(turn.started_s)}: conversation "
+                    f"{turn.conversation + 1}, turn {turn.turn + 1}",
+                )
+            )
+    legend = []
+    if any(mark.style == "cancelled" for mark in marks):
+        legend.append(("mark cancelled", "■ cancelled generation"))
+    if any(mark.style == "killed" for mark in marks):
+        legend.append(("mark killed", "✕ engine killed and restarted"))
+    bands = _bands(samples, x, bottom)
+    if bands:
+        legend.append(("band throttle", "throttled: clock below 90 % of its usual top"))
+    return Chart(
+        "stress",
+        f"{', '.join(track.title.lower() for track in tracks)} over {plain.seconds(end)}",
+        tuple(panels),
+        time_ticks(x, 8),
+        "since the run began",
+        bottom + 50,
+        marks=tuple(marks),
+        bands=bands,
+        legend=tuple(legend),
+        hover=hover_data(x, [sample.t_s for sample in samples], _says(samples, tracks)),
+        table=samples_table(samples).thinned(TABLE_ROWS),
+    )
+
+
+def samples_table(samples: Sequence[StressSample]) -> Table:
+    return Table(
+        "Samples",
+        ("s", "tok/s", "RSS MB", "°C", "MHz", "CPU %"),
+        tuple(
+            (s.t_s, s.tokens_per_s, s.rss_mb, s.temperature_c, s.clock_mhz, s.cpu_percent)
+            for s in samples
+        ),
+    )
+
+
+def _turn_panel(turns: Sequence[StressTurn], x: Scale, top: float) -> Panel:
+    values: list[float | None] = [turn.tpot_ms for turn in turns]
+    body, y = panel(
+        "TPOT of each turn, ms",
+        [Series([turn.started_s for turn in turns], values, "", "")],
+        x,
+        top=top,
+        height=80,
+        y_count=3,
+    )
+    dots = tuple(
+        Dot(
+            x(turn.started_s),
+            y(turn.tpot_ms),
+            "s5",
+            "circle",
+            f"conversation {turn.conversation + 1}, turn {turn.turn + 1}: "
+            f"{plain.number(turn.tpot_ms)} ms, {turn.cached_tokens} positions cached",
+        )
+        for turn in turns
+        if turn.tpot_ms is not None
+    )
+    return dataclasses.replace(body, lines=(), dots=dots)
+
+
+def thermal_strip(samples: Sequence[StressSample]) -> Chart | None:
+    """Only temperature and clock, for the Bring-up page; None where the board gives neither."""
+    tracks = _known(samples, TRACKS[2:4])
+    if not tracks:
+        return None
+    x = x_scale(0.0, max(sample.t_s for sample in samples))
+    panels = _panels(samples, tracks, x, top=26)
+    table = Table(
+        "Temperature and clock",
+        ("s", "°C", "MHz"),
+        tuple((s.t_s, s.temperature_c, s.clock_mhz) for s in samples),
+    ).thinned(120)
+    bands = _bands(samples, x, panels[-1].bottom)
+    return Chart(
+        "thermal",
+        "Temperature and clock over the stress run",
+        tuple(panels),
+        time_ticks(x, 6),
+        "since the stress run began",
+        panels[-1].bottom + 50,
+        bands=bands,
+        legend=(("band throttle", "throttled"),) if bands else (),
+        hover=hover_data(x, [sample.t_s for sample in samples], _says(samples, tracks)),
+        table=table,
+    )
+
+
+def thermal_strip_of_curve(points: Sequence[CurvePoint]) -> Chart | None:
+    """The same from the curve's points, where there was no stress run."""
+    ordered = sorted(points, key=lambda point: point.started_s)
+    return thermal_strip(
+        [
+            StressSample(
+                t_s=point.started_s,
+                rss_mb=None,
+                cpu_percent=None,
+                temperature_c=point.temperature_c,
+                clock_mhz=point.clock_mhz,
+                tokens_per_s=None,
+            )
+            for point in ordered
+        ]
+    )
+
+
+def turns_table(turns: Sequence[StressTurn]) -> Table:
+    return Table(
+        "Dialogue turns",
+        (
+            "conversation",
+            "turn",
+            "engine",
+            "prompt",
+            "new",
+            "cached",
+            "finish",
+            "at s",
+            "TTFT s",
+            "TPOT ms",
+        ),
+        tuple(
+            (
+                turn.conversation + 1,
+                turn.turn + 1,
+                turn.attempt,
+                turn.prompt_tokens,
+                turn.new_tokens,
+                turn.cached_tokens,
+                turn.finish,
+                turn.started_s,
+                turn.ttft_s,
+                turn.tpot_ms,
+            )
+            for turn in turns
+        ),
+    )

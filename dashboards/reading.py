@@ -1,0 +1,238 @@
+"""From the store to the pages' records. The only module here that knows the database."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, load_only, selectinload
+
+from dashboards.data import (
+    Board,
+    Campaign,
+    Case,
+    Details,
+    Results,
+    Run,
+    SeriesFile,
+    cases_of,
+)
+from engine.records import Event, RecordError
+from harness.store import Store
+from harness.store.models import BoardRow, CampaignRow, CheckRow, RunRow
+from harness.store.owner import is_dead
+from harness.verdicts import Check, Outcome
+
+KEPT = 5  # runs of one stage that keep a page; older ones stay in the store
+READY_WITHIN = 200  # lines of a run's events in which its `ready` must come
+_LINE_LIMIT = 1 << 20
+
+_LIGHT = (
+    RunRow.id,
+    RunRow.campaign_id,
+    RunRow.board,
+    RunRow.model_hash,
+    RunRow.model_name,
+    RunRow.scheme,
+    RunRow.stage,
+    RunRow.state,
+    RunRow.outcome,
+    RunRow.headline,
+    RunRow.culprit,
+    RunRow.remedy,
+    RunRow.error_kind,
+    RunRow.attempt,
+    RunRow.seconds,
+    RunRow.started_at,
+    RunRow.finished_at,
+)
+
+
+def stamp(store: Store) -> tuple[object, ...]:
+    """Changes whenever results arrive or a run changes its state; cheap enough to ask often."""
+    with store.database.reading() as session:
+        runs = session.execute(
+            sa.select(RunRow.state, sa.func.count(), sa.func.max(RunRow.finished_at))
+            .group_by(RunRow.state)
+            .order_by(RunRow.state)
+        ).all()
+        campaigns = session.execute(
+            sa.select(sa.func.count(), sa.func.max(CampaignRow.finished_at))
+        ).all()
+    return (*(tuple(row) for row in runs), *(tuple(row) for row in campaigns))
+
+
+def load(store: Store) -> Results:
+    """Everything the site shows. Long details are read only for the runs that keep a page."""
+    with store.database.reading() as session:
+        campaigns = {
+            row.id: _campaign(row)
+            for row in session.scalars(
+                sa.select(CampaignRow).order_by(CampaignRow.started_at.desc(), CampaignRow.id)
+            )
+        }
+        boards = {row.name: _board(row) for row in session.scalars(sa.select(BoardRow))}
+        rows = session.scalars(sa.select(RunRow).options(load_only(*_LIGHT))).all()
+        models = _models(rows)
+        light = [
+            _light_run(
+                row, campaigns[row.campaign_id], _board_of(boards, row.board), models[row.id]
+            )
+            for row in rows
+        ]
+        kept = _kept(cases_of(light))
+        whole = _whole(session, store.raw_root, kept)
+    runs = [dataclasses.replace(run, **whole[run.id]) if run.id in whole else run for run in light]
+    paged = tuple(run for run in runs if run.id in whole)
+    return Results(cases_of(runs), tuple(campaigns.values()), paged)
+
+
+def _board_of(boards: Mapping[str, Board], name: str) -> Board:
+    return boards.get(name) or Board(name)
+
+
+def _models(rows: Sequence[RunRow]) -> dict[str, tuple[str, str, str]]:
+    """(model, scheme, hash) that each run counts for.
+
+    The tiny stage runs a small model of its own; it belongs to the model that the same campaign
+    brings up on the same board, where there is one.
+    """
+    own = {row.id: (row.model_name or "", row.scheme or "", row.model_hash or "") for row in rows}
+    large: dict[tuple[str, str], tuple[str, str, str]] = {}
+    for row in rows:
+        if row.stage != "tiny" and own[row.id][0]:
+            large.setdefault((row.campaign_id, row.board), own[row.id])
+    return {
+        row.id: large.get((row.campaign_id, row.board), own[row.id])
+        if row.stage == "tiny" or not own[row.id][0]
+        else own[row.id]
+        for row in rows
+    }
+
+
+def _kept(cases: Sequence[Case]) -> set[str]:
+    """Ids of the runs that keep a page: the newest few of each stage, and what they are compared
+    with."""
+    kept: set[str] = set()
+    for case in cases:
+        seen: dict[str, int] = {}
+        for run in case.history:
+            seen[run.stage] = seen.get(run.stage, 0) + 1
+            if seen[run.stage] <= KEPT:
+                kept.add(run.id)
+        kept.update(run.id for run in case.earlier.values())
+    return kept
+
+
+def _whole(session: Session, raw_root: Path, ids: set[str]) -> dict[str, dict[str, Any]]:
+    """The heavy fields of some runs, by id."""
+    found: dict[str, dict[str, Any]] = {}
+    ordered = sorted(ids)
+    for start in range(0, len(ordered), 200):  # SQLite takes a bounded number of parameters
+        query = (
+            sa.select(RunRow)
+            .where(RunRow.id.in_(ordered[start : start + 200]))
+            .options(selectinload(RunRow.checks), selectinload(RunRow.series))
+        )
+        # Rows of the light query are in the session already: have their other columns filled.
+        for row in session.scalars(query.execution_options(populate_existing=True)):
+            found[row.id] = {
+                "checks": tuple(_check(check) for check in row.checks),
+                "details": Details(row.stage, row.details),
+                "engine_hash": row.engine_hash or "",
+                "toolchain": row.toolchain or "",
+                "power_mode": row.power_mode or "",
+                "boot_id": row.boot_id or "",
+                "clocks": row.clocks or "",
+                "parameters": row.parameters or {},
+                "facts": row.facts or {},
+                "deployment": row.deployment or {},
+                "series": tuple(
+                    SeriesFile(one.name, one.path, one.sha256, one.bytes) for one in row.series
+                ),
+                "ready": ready_event(raw_root / row.id / "events.jsonl"),
+            }
+    return found
+
+
+def _campaign(row: CampaignRow) -> Campaign:
+    over = row.finished_at is not None or is_dead(row.owner)
+    return Campaign(
+        row.id,
+        row.kind,
+        shlex.join(row.command or ()),
+        row.outcome,
+        row.started_at,
+        row.finished_at,
+        over,
+    )
+
+
+def _board(row: BoardRow) -> Board:
+    return Board(
+        row.name,
+        row.host or "",
+        bool(row.virtual),
+        tuple(row.tags or ()),
+        row.budget or {},
+        row.facts or {},
+    )
+
+
+def _light_run(row: RunRow, campaign: Campaign, board: Board, model: tuple[str, str, str]) -> Run:
+    outcomes = {outcome.value: outcome for outcome in Outcome}
+    return Run(
+        id=row.id,
+        campaign=campaign,
+        board=board,
+        model=model[0],
+        scheme=model[1],
+        model_hash=model[2],
+        stage=row.stage,
+        state=row.state,
+        outcome=outcomes.get(row.outcome or ""),
+        headline=row.headline or "",
+        culprit=row.culprit,
+        remedy=row.remedy,
+        error_kind=row.error_kind,
+        checks=(),
+        details=Details(row.stage, None),
+        started_at=row.started_at,
+        finished_at=row.finished_at,
+        seconds=row.seconds,
+        attempt=row.attempt,
+    )
+
+
+def _check(row: CheckRow) -> Check:
+    return Check.model_construct(  # a stored check is shown as it is, even of another version
+        name=row.name,
+        outcome=row.outcome,
+        measured=row.measured_text if row.measured_text is not None else row.measured,
+        limit=row.limit_text if row.limit_text is not None else row.limit,
+        unit=row.unit,
+        sentence=row.sentence,
+    )
+
+
+def ready_event(path: Path) -> Mapping[str, Any]:
+    """What the engine said of itself when it was ready; empty where it never was.
+
+    A broken line ends the search: this is a note on a page, and the run's verdict stands without.
+    """
+    try:
+        with path.open("rb") as file:
+            for _ in range(READY_WITHIN):
+                line = file.readline(_LINE_LIMIT)
+                if not line.endswith(b"\n"):
+                    return {}
+                event = Event.from_line(line)
+                if event.kind == "ready":
+                    return event.data
+    except (OSError, RecordError):
+        pass
+    return {}

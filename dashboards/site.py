@@ -1,0 +1,186 @@
+"""The whole site: results → page models → files."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import datetime
+import io
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from dashboards import plain
+from dashboards.charts import Table
+from dashboards.data import STAGE_TITLES, Results
+from dashboards.files import Folder
+from dashboards.pages import alignment, bringup, curve, farm, run, stress
+from dashboards.pages.base import MEANINGS, PAGE_OF_STAGE, WORDS, Page, Places
+from dashboards.reading import load
+from harness.paths import state_dir
+from harness.store import Store
+
+HERE = Path(__file__).parent
+STAGE_PAGES = {"accuracy": alignment.page, "curve": curve.page, "stress": stress.page}
+
+# Only files of the site itself, nothing inline. `connect-src` lets a served page ask whether it
+# has been rebuilt.
+POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SiteReport:
+    """What a build did. `pages` counts HTML files; the other counts are of all files."""
+
+    index: Path
+    pages: int
+    written: int
+    unchanged: int
+    removed: int
+
+
+def default_folder() -> Path:
+    return state_dir() / "dashboard"
+
+
+def build_site(store: Store, out: Path, *, incremental: bool = True) -> Path:
+    """Renders the store's results into `out` and returns the Farm page's path.
+
+    The same results give the same bytes. Raises HarnessError: `out` holds other files or cannot
+    be written.
+    """
+    return build(store, out, incremental=incremental).index
+
+
+def build(store: Store, out: Path, *, incremental: bool = True) -> SiteReport:
+    """As `build_site`, and tells what was written."""
+    return write_site(load(store), out, incremental=incremental)
+
+
+def write_site(results: Results, out: Path, *, incremental: bool = True) -> SiteReport:
+    """Renders `results`; the Farm page is written last, when all that it links to is there."""
+    folder = Folder.open(out, incremental=incremental)
+    environment = make_environment()
+    places = Places(results)
+    found = list(pages(results, places))
+    texts = {page.path: render(environment, page, places) for page in found}
+    files = {path: text.encode() for path, text in texts.items()}
+    for page in found:
+        for table in page.values.get("tables", ()):
+            files[table.csv] = csv_bytes(table.whole)
+    for path in sorted((HERE / "static").iterdir()):
+        files[f"static/{path.name}"] = path.read_bytes()
+    folder.expect(files)
+    for name in sorted(files, key=lambda name: (name == "index.html", name)):
+        folder.put(name, files[name])
+    folder.finish()
+    return SiteReport(
+        out / "index.html", len(texts), folder.written, folder.unchanged, folder.removed
+    )
+
+
+def pages(results: Results, places: Places) -> Iterator[Page]:
+    yield farm.page(results, places)
+    for case in results.cases:
+        yield bringup.page(case, places)
+        for stage, make in STAGE_PAGES.items():
+            if stage in case.runs:
+                yield make(case, case.runs[stage], places)
+    for one in results.runs:
+        yield run.page(one, places)
+
+
+def render(environment: jinja2.Environment, page: Page, places: Places) -> str:
+    return environment.get_template(page.template).render(
+        **page.values, root=page.root, path=page.path, places=places
+    )
+
+
+def make_environment() -> jinja2.Environment:
+    """Jinja with escaping everywhere, no undefined names, and hidden characters made visible."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_finalize,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(
+        number=plain.number,
+        cosine=plain.cosine,
+        seconds=plain.seconds,
+        megabytes=plain.megabytes,
+        shorten=plain.shorten,
+        slug=plain.slug,
+        when=when,
+        iso=iso,
+        cell=cell,
+        prose=prose,
+    )
+    environment.globals.update(
+        policy=POLICY,
+        words=WORDS,
+        meanings=MEANINGS,
+        stage_titles=STAGE_TITLES,
+        page_of_stage=PAGE_OF_STAGE,
+    )
+    return environment
+
+
+def _finalize(value: Any) -> Any:
+    """Applied to every expression that a template prints."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return plain.visible(value)
+    return value
+
+
+def when(value: datetime.datetime | None) -> str:
+    return "–" if value is None else value.astimezone(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def iso(value: datetime.datetime) -> str:
+    return value.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def prose(text: str) -> Markup:
+    """A sentence in which `backticks` mark code."""
+    parts = plain.visible(text).split("`")
+    if len(parts) % 2 == 0:  # a stray one: leave all as they are
+        return escape("`".join(parts))
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if index % 2 else escape(part)
+        for index, part in enumerate(parts)
+    )
+
+
+def cell(value: object) -> str:
+    """A table's cell: numbers to five digits, nothing as a dash."""
+    return plain.number(value, 5) if not isinstance(value, str) else value
+
+
+def csv_bytes(table: Table) -> bytes:
+    """RFC 4180, UTF-8. A text that a spreadsheet would run as a formula is led by an apostrophe."""
+    target = io.StringIO()
+    writer = csv.writer(target, lineterminator="\r\n")
+    writer.writerow(table.columns)
+    writer.writerows([_csv_cell(value) for value in row] for row in table.rows)
+    return target.getvalue().encode("utf-8", errors="replace")
+
+
+def _csv_cell(value: object) -> object:
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return "'" + value
+    return value
+
+
+def as_json(report: SiteReport) -> Mapping[str, object]:
+    """The report for programs."""
+    return {**dataclasses.asdict(report), "index": str(report.index)}
