@@ -125,6 +125,7 @@ class Stress:
                 "planned_cancel": planned and result.finish == "cancelled",
                 "new_tokens": len(tokens),
                 "cached_tokens": self.decoder.position,
+                "full": self.decoder.position >= self.decoder.context,
                 "ttft_s": result.ttft_s,
                 "tpot_s": result.tpot_s,
                 "start_ns": start_ns,

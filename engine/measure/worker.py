@@ -138,7 +138,7 @@ def run(
         "threads": threads,
         "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "load_s": time.perf_counter() - begin,
-        "bare_rss_mb": bare_rss / 1e6,
+        "bare_rss_mb": bare_rss / 2**20,
         "package_sha256": spec.package_sha256,
         "versions": {
             "python": platform.python_version(),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from harness.boards.facts import Facts
     from harness.deploy.models import PreparedModel
     from harness.inventory import Board
-    from harness.jobs.lifecycle import RunLog
+    from harness.jobs.runlog import RunLog
 
 
 class BringupOptions(Record):
@@ -92,10 +92,10 @@ def make_spec(
     *,
     deadline_s: float,
     restarts: tuple[Restart, ...] = (),
+    sample_period_s: float = 1.0,
 ) -> RunSpec:
     """A spec with what is the same for every stage: package, threads, pinning, unit, seed."""
     board = context.board
-    pin = board.pin if isinstance(board.pin, (list, tuple)) else None
     return RunSpec(
         run_id=context.run_id,
         job=job,
@@ -104,8 +104,19 @@ def make_spec(
         parameters=parameters,
         unit=context.options.unit,
         threads=board.threads if isinstance(board.threads, int) else None,
-        pin=None if pin is None else tuple(int(cpu) for cpu in pin),
+        pin=pinned_cpus(board.pin, context.facts),
         seed=context.options.seed,
         deadline_s=deadline_s,
         restarts=restarts,
+        sample_period_s=sample_period_s,
     )
+
+
+def pinned_cpus(pin: str | tuple[int, ...] | None, facts: Facts) -> tuple[int, ...] | None:
+    """The cores to run on: a list as it stands; "big": the allowed ones of the highest capacity
+    (or clock), all of them when the board tells neither."""
+    if pin is None or not isinstance(pin, str):
+        return pin
+    strength = {cpu.number: cpu.capacity or cpu.max_mhz or 0 for cpu in facts.allowed_cpus}
+    best = max(strength.values(), default=0)
+    return tuple(sorted(number for number, value in strength.items() if value == best)) or None

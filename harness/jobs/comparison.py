@@ -41,7 +41,8 @@ def as_rows(array: Array) -> Float64:
 
 def row_norms(rows: Float64) -> Float64:
     """(P, n) → (P,) Euclidean norms."""
-    return np.sqrt(np.einsum("pn,pn->p", rows, rows))
+    norms: Float64 = np.sqrt(np.einsum("pn,pn->p", rows, rows))
+    return norms
 
 
 def relative_rows(error: Float64, reference: Float64) -> Float64:
@@ -58,7 +59,7 @@ def cosine_rows(a: Float64, b: Float64) -> Float64:
     """(P,) cosines; 1 where both rows are zero, 0 where one is."""
     norm_a, norm_b = row_norms(a), row_norms(b)
     with np.errstate(divide="ignore", invalid="ignore"):
-        cosine = np.einsum("pn,pn->p", a, b) / (norm_a * norm_b)
+        cosine: Float64 = np.einsum("pn,pn->p", a, b) / (norm_a * norm_b)
     zero = (norm_a == 0) | (norm_b == 0)
     cosine[zero] = np.where((norm_a == norm_b)[zero], 1.0, 0.0)
     return cosine
@@ -73,7 +74,12 @@ def compare_op(
     not reach are left out. None or no rows: the op was not reached.
     """
     head: dict[str, Any] = {"op": op.id, "kind": op.kind, "layer": op.layer, "mode": mode}
-    nothing = {"max_abs": None, "rel_l2": None, "cosine": None, "worst_row_rel_l2": None}
+    nothing: dict[str, Any] = {
+        "max_abs": None,
+        "rel_l2": None,
+        "cosine": None,
+        "worst_row_rel_l2": None,
+    }
     rows = 0 if board is None else min(len(board), len(reference))
     if board is None or rows == 0:
         reason = "not reached: the run ended before this op"

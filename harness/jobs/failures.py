@@ -17,7 +17,7 @@ from harness.verdicts import Check, Outcome, Verdict
 
 if TYPE_CHECKING:
     from harness.jobs.base import StageContext
-    from harness.jobs.lifecycle import RunLog
+    from harness.jobs.runlog import RunLog
 
 LOG_LINES = 8  # of the engine's own output, quoted in the evidence
 # Errors that say the deployment or the board is at fault, not the engine's arithmetic.
@@ -56,11 +56,11 @@ def judge_failure(context: StageContext, log: RunLog, stage: str) -> Verdict | N
     error = first_error(log)
     if error is not None:
         return _judge_error(error, log, stage)
+    if log.status == "deadline":
+        return _judge_deadline(log, stage, context)
     crash = unplanned_exit(log)
     if crash is not None:
         return _judge_exit(crash, log, stage)
-    if log.status == "deadline":
-        return _judge_deadline(log, stage, context)
     if log.status != "finished":
         raise BoardError(
             board,
@@ -120,6 +120,9 @@ def _last_lines(text: str) -> str:
 
 def kill_record(log: RunLog) -> str | None:
     """A line of the log or of the exit's evidence that says who killed the engine, if there is."""
+    for data in of_kind(log, "engine-exit"):
+        if data.get("oom_kills"):
+            return f"{data['oom_kills']} kill(s) for want of memory on the board during the run"
     for event in log.events:
         if event.kind in ("log", "engine-exit", "run-end"):
             for line in _strings(event.data):
@@ -194,7 +197,7 @@ def _judge_exit(data: Mapping[str, Any], log: RunLog, stage: str) -> Verdict:
         meaning = SIGNALS.get(name, "ended by a signal")
         record = kill_record(log) if name == "SIGKILL" else None
         if record:
-            meaning = f"killed by the system, which recorded: {record}"
+            meaning = f"killed, and the kernel recorded {record}"
         headline = f"the engine died by {name}: {meaning}"
         sentence = f"{headline}; {memory_trend(log)}{quoted}"
     else:
@@ -240,3 +243,8 @@ def short(text: str, limit: int = 118) -> str:
     """`text` on one line, cut at `limit` characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def planted_fault(log: RunLog) -> str | None:
+    """The fault that the engine said was planted in it on purpose, if any."""
+    return next((str(data["fault"]) for data in of_kind(log, "ready") if data.get("fault")), None)

@@ -95,7 +95,7 @@ def _prune(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _decoder(package: Package, unit: str, context: int, **options: Any) -> Decoder:
+def plain_decoder(package: Package, unit: str, context: int, **options: Any) -> Decoder:
     """A decoder without faults. Raises HarnessError when the environment asks for some here."""
     if os.environ.get(FAULT_VARIABLE):
         raise HarnessError(
@@ -146,7 +146,7 @@ def alignment_inputs(
     def make() -> Arrays:
         arrays = cached("aligned", _key(model, tokens, rows), lambda: _align(model, tokens, rows))
         with Package.open(model.package) as package:
-            program = _decoder(package, "reference", len(tokens)).program
+            program = plain_decoder(package, "reference", len(tokens)).program
             read = {name for op in program.ops for name in op.reads}
         found: Arrays = {"tokens": arrays["tokens"], "rows": arrays["rows"]}
         found["prompt"] = np.array(prompt, np.int64)
@@ -167,10 +167,10 @@ def _key(model: PreparedModel, tokens: Array, rows: Array) -> list[Any]:
 def _align(model: PreparedModel, tokens: Array, rows: Array) -> Arrays:
     tokens, rows = np.asarray(tokens, np.int64), np.asarray(rows, np.int64)
     with Package.open(model.package) as package:
-        exact = _decoder(package, "reference", len(tokens), dtype=np.float64)
+        exact = plain_decoder(package, "reference", len(tokens), dtype=np.float64)
         program = exact.program
         truth = _tapped(exact, tokens)
-        naive = _decoder(package, "reference", len(tokens), dtype=np.float32)
+        naive = plain_decoder(package, "reference", len(tokens), dtype=np.float32)
         drift = _tapped(naive, tokens)
         at_rows = {name: value[rows] for name, value in truth.items()}
         local = run_ops(naive, program, tokens, rows, at_rows, truth)
@@ -247,7 +247,7 @@ def checked_text(model: PreparedModel, prompt: Sequence[int], tokens: Sequence[i
         whole = np.array([*prompt, *tokens], np.int64)[:-1]
         first = len(prompt) - 1  # the position whose logits choose the first token
         with Package.open(model.package) as package:
-            decoder = _decoder(package, "reference", len(whole))
+            decoder = plain_decoder(package, "reference", len(whole))
             if first:
                 decoder.advance(whole[:first])
             logits = decoder.advance(whole[first:], all_logits=True).astype(np.float64)  # (n, V)
@@ -270,7 +270,7 @@ def continuation(model: PreparedModel, prompt: Sequence[int], count: int) -> lis
     def make() -> Arrays:
         with Package.open(model.package) as package:
             context = min(len(prompt) + count, package.hyperparameters.context)
-            decoder = _decoder(package, "packed", context)
+            decoder = plain_decoder(package, "packed", context)
             written = [
                 event.token
                 for event in generate(decoder, prompt, sampling=Sampling(), max_new=count)

@@ -1,0 +1,121 @@
+"""How far logits and text agree with the reference, with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.jobs import prompts, references
+from harness.jobs.details import LogitsAgreement, TextComparison
+from harness.statistics.accuracy import kl
+from harness.statistics.bootstrap import mean_interval, wilson
+
+if TYPE_CHECKING:
+    from harness.deploy.models import PreparedModel
+
+Array = npt.NDArray[Any]
+
+BLOCK = 16  # positions at a time: a float64 copy of all logits would be large
+LARGEST_KL = 1e3  # in place of infinity, which JSON cannot hold
+SMALLEST_KL = 1e-12  # where the histogram begins; float16 logits cannot show less
+NOISE_FLOOR = 1e-3  # logits: float32 sums in another order, with room
+CONTINUATION = 24  # tokens of the reference's own text behind a divergence
+GRAM = 4
+
+
+def kl_rows(reference: Array, board: Array) -> npt.NDArray[np.float64]:
+    """(n,) KL(reference ‖ board) in nats of two (n, V) logit arrays, at most LARGEST_KL."""
+    spans = [slice(start, start + BLOCK) for start in range(0, len(reference), BLOCK)]
+    parts = [np.minimum(kl(reference[span], board[span]), LARGEST_KL) for span in spans]
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def logits_agreement(reference: Array, board: Array) -> LogitsAgreement:
+    """Over the positions that the board reached: (N, V) against (n ≤ N, V).
+
+    The mean's interval is a bootstrap over positions, top-1's is Wilson's, both 95 %.
+    """
+    n = min(len(reference), len(board))
+    if n == 0:
+        return LogitsAgreement(
+            positions=0, mean_kl=0.0, p99_kl=0.0, mean_kl_low=0.0, mean_kl_high=0.0,
+            top1=0.0, top1_low=0.0, top1_high=1.0, kl_histogram=(),
+        )  # fmt: skip
+    divergence = kl_rows(reference[:n], board[:n])
+    mean, low, high = mean_interval(divergence)
+    same = int((reference[:n].argmax(axis=-1) == board[:n].argmax(axis=-1)).sum())
+    top1_low, top1_high = wilson(same, n)
+    edges = np.arange(-12, 3)
+    counts, _ = np.histogram(np.log10(np.maximum(divergence, SMALLEST_KL)), bins=edges)
+    return LogitsAgreement(
+        positions=n,
+        mean_kl=mean,
+        p99_kl=float(np.percentile(divergence, 99)),
+        mean_kl_low=low,
+        mean_kl_high=high,
+        top1=same / n,
+        top1_low=top1_low,
+        top1_high=top1_high,
+        kl_histogram=tuple(
+            (float(edge), int(count)) for edge, count in zip(edges[:-1], counts, strict=True)
+        ),
+    )
+
+
+def logit_noise(reference: Array, board: Array) -> float:
+    """The largest difference of two (n, V) logit arrays, each row relative to its maximum; at
+    least NOISE_FLOOR. A choice whose margin is below twice this may fall either way."""
+    n = min(len(reference), len(board))
+    if n == 0 or not np.isfinite(board[:n]).all():
+        return NOISE_FLOOR
+    a = np.asarray(reference[:n], np.float64)
+    b = np.asarray(board[:n], np.float64)
+    difference = (a - a.max(axis=-1, keepdims=True)) - (b - b.max(axis=-1, keepdims=True))
+    return max(NOISE_FLOOR, float(np.abs(difference).max()))
+
+
+def repetition_rate(tokens: Sequence[int]) -> float:
+    """Share of 4-grams that occurred before; 0 for a text shorter than one."""
+    grams = [tuple(tokens[i : i + GRAM]) for i in range(len(tokens) - GRAM + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def compare_text(
+    model: PreparedModel, prompt: Sequence[int], tokens: Sequence[int], noise: float
+) -> TextComparison:
+    """The board's greedy text against what the reference would have written at each place.
+
+    At the first divergence the reference's choice and a short continuation are shown. `margin` is
+    how much the reference prefers its choice to the board's token.
+    """
+    head: dict[str, Any] = {
+        "prompt": prompts.decode(model, prompt),
+        "board": prompts.decode(model, tokens),
+        "tokens": len(tokens),
+        "noise": noise,
+        "repetition_rate": repetition_rate(tokens),
+    }
+    if not tokens:
+        return TextComparison(**head, reference="", first_divergence=0, near_tie=False, margin=None)
+    checked = references.checked_text(model, prompt, tokens)
+    at = checked.first_divergence
+    if at is None:
+        return TextComparison(
+            **head, reference=head["board"], first_divergence=None, near_tie=False, margin=None
+        )
+    margin = float(checked.deficit[at])
+    written = [*tokens[:at], int(checked.best[at])]
+    room = model.hyperparameters.context - len(prompt) - len(written)
+    if room > 0:
+        count = min(CONTINUATION, room)
+        written += references.continuation(model, [*prompt, *written], count)
+    return TextComparison(
+        **head,
+        reference=prompts.decode(model, written),
+        first_divergence=at,
+        near_tie=margin <= 2 * noise,
+        margin=margin,
+    )

@@ -1,0 +1,76 @@
+"""The canary's judgement: a stored speed means nothing when the text beside it is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from harness.jobs import prompts, references
+from harness.jobs.agreement import NOISE_FLOOR
+from harness.verdicts import Check, Outcome
+
+if TYPE_CHECKING:
+    from harness.deploy.models import PreparedModel
+    from harness.jobs.base import StageContext
+    from harness.jobs.runlog import RunLog
+
+COUNT = 16  # tokens
+QUESTION = "What is the capital of France?"
+
+
+def golden_parameters(context: StageContext) -> dict[str, object]:
+    """`golden` of a spec: prompt and number of tokens."""
+    return {"prompt": golden_prompt(context.model), "count": COUNT}
+
+
+def golden_prompt(model: PreparedModel) -> list[int]:
+    limit = max(1, model.hyperparameters.context - COUNT)
+    return prompts.question(model, QUESTION)[:limit]
+
+
+def golden_hashes(log: RunLog) -> list[Mapping[str, Any]]:
+    """Every golden generation that the run told, in order."""
+    found: list[Mapping[str, Any]] = log.all_data("golden")
+    return found
+
+
+def judge_golden(context: StageContext, log: RunLog) -> tuple[Check, Check]:
+    """Is the first one the reference's text, and are all of them the same?"""
+    told = golden_hashes(log)
+    if not told:
+        nothing = "The run told no golden generation."
+        return (
+            Check(name="golden_right", outcome=Outcome.FAIL, measured=None, limit="the reference's",
+                  sentence=nothing),
+            Check(name="golden_same", outcome=Outcome.FAIL, measured=None, limit="equal",
+                  sentence=nothing),
+        )  # fmt: skip
+    tokens = [int(token) for token in told[0]["tokens"]]
+    checked = references.checked_text(context.model, golden_prompt(context.model), tokens)
+    at = checked.first_divergence
+    deficit = 0.0 if at is None else float(checked.deficit[at])
+    right = at is None or deficit <= 2 * NOISE_FLOOR
+    hashes = [str(item["hash"]) for item in told]
+    other = next((item for item in told if item["hash"] != hashes[0]), None)
+    return (
+        Check(
+            name="golden_right",
+            outcome=Outcome.PASS if right else Outcome.FAIL,
+            measured=hashes[0],
+            limit="the reference's",
+            sentence=f"{len(tokens)} golden tokens are the reference's."
+            if right
+            else f"Golden token {at} is wrong: the reference prefers another by {deficit:.2g} "
+            "logits. No speed counts before the text is right.",
+        ),
+        Check(
+            name="golden_same",
+            outcome=Outcome.FAIL if other else Outcome.PASS,
+            measured=str(other["hash"]) if other else hashes[0],
+            limit=hashes[0],
+            sentence=f"{len(told)} golden generations gave the same tokens."
+            if other is None
+            else f"The golden generation changed: {other['when']}, {other['at_s']:.0f} s into the "
+            f"run (attempt {other['attempt']}), it gave other tokens than at the start.",
+        ),
+    )

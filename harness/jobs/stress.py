@@ -1,0 +1,404 @@
+"""Stage 4, stress: minutes of growing dialogues, with cancels, idle gaps and a killed engine.
+
+Does memory leak, does speed sag, does it throttle, and are the answers still the same at the end?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.measure.stress import CANCEL_EVERY
+from engine.records import Restart
+from harness.errors import HarnessError
+from harness.jobs import failures, prompts
+from harness.jobs.base import Plan, StageContext, make_spec
+from harness.jobs.curve import at_most
+from harness.jobs.details import StressDetails, StressSample, StressTurn
+from harness.jobs.golden import golden_hashes, golden_parameters, judge_golden
+from harness.jobs.validity import THROTTLED, Conditions, conditions, run_start_ns
+from harness.statistics.drift import MIN_RATIO, Drift, judge_drift
+from harness.statistics.leaks import LEAK, MIN_GROWTH_MB, NONE, TOO_SHORT, Leak, judge_leak
+from harness.verdicts import Check, Outcome, Verdict, worst
+
+if TYPE_CHECKING:
+    from harness.jobs.runlog import RunLog
+
+Floats = npt.NDArray[np.float64]
+
+DIALOGUES, TURNS = 4, 8
+NEW_TOKENS = 40  # at most, in one answer
+SMALLEST_CONTEXT, LARGEST_CONTEXT = 256, 2048  # by default
+POSITIONS_PER_MINUTE = 256  # so that the limit is met several times at a few tokens a second
+MOST_SAMPLES = 2000
+RESTART_AT = 0.25  # of the run: the second engine then lives long enough to judge a leak
+
+
+class StressStage:
+    """See the module."""
+
+    name = "stress"
+    order = 4
+    needs_model = True
+
+    def plan(self, context: StageContext) -> Plan:
+        minutes = stress_minutes(context)
+        seconds = 60.0 * minutes
+        dialogues = [prompts.dialogue(context.model, 3 * i, TURNS) for i in range(DIALOGUES)]
+        arrays = {}
+        for index, dialogue in enumerate(dialogues):
+            arrays[f"dialogue.{index}.first"] = np.array(dialogue.first, np.int64)
+            for turn, ids in enumerate(dialogue.later):
+                arrays[f"dialogue.{index}.later.{turn}"] = np.array(ids, np.int64)
+        inputs = context.cache / f"stress-{context.run_id}.npz"
+        inputs.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(inputs, **arrays)  # type: ignore[arg-type]  # numpy's stub counts allow_pickle
+        parameters: dict[str, object] = {
+            "minutes": minutes,
+            "context": stress_context(context, minutes),
+            "max_new": NEW_TOKENS,
+            "idle_s": min(2.0, seconds / 100),
+            "stop_ids": prompts.stop_ids(context.model),
+            "golden": golden_parameters(context),
+        }
+        spec = make_spec(
+            context,
+            "stress",
+            parameters,
+            deadline_s=seconds * 1.2 + 180,
+            restarts=(
+                Restart(
+                    at_s=RESTART_AT * seconds, reason="planned: a killed engine must come back"
+                ),
+            ),
+        )
+        return Plan(spec, inputs, seconds_hint=seconds + 10)
+
+    def judge(self, context: StageContext, log: RunLog) -> Verdict:
+        broken = failures.judge_failure(context, log, self.name)
+        if broken is not None:
+            return broken
+        minutes = stress_minutes(context)
+        turns, told = read_turns(log)
+        tokens = token_times(log)
+        seen = conditions(log)
+        samples = read_samples(log, tokens, seen)
+        leak = leak_of(log)
+        drift = judge_drift(*levelled_speed(log))
+        restarts = sum(bool(data.get("planned")) for data in failures.of_kind(log, "engine-exit"))
+        cancelled = sum(bool(turn.get("planned_cancel")) for turn in told)
+        throttled_s = throttled_seconds(seen)
+        gaps = inter_token_ms(told)
+        golden = golden_hashes(log)
+        rss = [float(s["rss_mb"]) for s in log.samples if s.get("rss_mb")]
+        peak = max(rss, default=0.0)
+        checks = (
+            *judge_golden(context, log),
+            _restarted(restarts, told),
+            _limit_met(told),
+            _cancels(cancelled, len(told)),
+            _leak(leak),
+            _drift(context, drift, throttled_s),
+            at_most("memory_mb", peak, context.board.budget.memory_mb, "MiB",
+                    f"peak memory {peak:.0f} MiB"),
+            _throttling(throttled_s, seen),
+        )  # fmt: skip
+        outcome = worst([check.outcome for check in checks])
+        details = StressDetails(
+            minutes=minutes,
+            tokens=len(tokens),
+            turns=turns,
+            samples=samples,
+            itl_p50_ms=float(np.percentile(gaps, 50)) if len(gaps) else 0.0,
+            itl_p99_ms=float(np.percentile(gaps, 99)) if len(gaps) else 0.0,
+            leak=leak.verdict,
+            leak_growth_mb=leak.growth_mb,
+            leak_p=leak.p,
+            sustained_ratio=drift.ratio,
+            throttled_s=throttled_s,
+            cancelled=cancelled,
+            restarts=restarts,
+            golden_before=str(golden[0]["hash"]) if golden else "",
+            golden_after=str(golden[-1]["hash"]) if golden else "",
+        )
+        return Verdict(
+            outcome=outcome,
+            headline=failures.short(_headline(outcome, checks, details)),
+            checks=checks,
+            remedy=_remedy(outcome, checks, log),
+            details=details.model_dump(mode="json"),
+        )
+
+
+def stress_minutes(context: StageContext) -> float:
+    return float(context.options.stress_minutes or context.board.stress_minutes)
+
+
+def stress_context(context: StageContext, minutes: float) -> int:
+    """The option, else a size that the dialogues fill several times within `minutes`."""
+    largest = int(context.model.hyperparameters.context)
+    asked = context.options.stress_context
+    if asked is not None and asked > largest:
+        raise HarnessError(
+            f"a stress context of {asked}",
+            expected=f"at most {largest}, which the model {context.model.name} was made for",
+        )
+    if asked is not None:
+        return asked
+    wished = int(POSITIONS_PER_MINUTE * minutes)
+    return min(largest, max(SMALLEST_CONTEXT, min(LARGEST_CONTEXT, wished)))
+
+
+def read_turns(log: RunLog) -> tuple[tuple[StressTurn, ...], list[Mapping[str, Any]]]:
+    """All turns in order, conversations numbered across attempts, and the raw ones that ended.
+
+    A turn that began and never ended is the one in which its engine was killed.
+    """
+    numbers: dict[tuple[int, int], int] = {}
+    turns: list[StressTurn] = []
+    ended: list[Mapping[str, Any]] = []
+    open_turn: Mapping[str, Any] | None = None
+
+    def add(told: Mapping[str, Any], finish: str) -> None:
+        key = (int(told["attempt"]), int(told["conversation"]))
+        tpot = told.get("tpot_s")
+        turns.append(
+            StressTurn(
+                conversation=numbers.setdefault(key, len(numbers)),
+                turn=int(told["turn"]),
+                attempt=int(told["attempt"]),
+                prompt_tokens=int(told["prompt_tokens"]),
+                new_tokens=int(told.get("new_tokens", 0)),
+                cached_tokens=int(told.get("cached_tokens", 0)),
+                finish=finish,
+                started_s=float(told["started_s"]),
+                ttft_s=told.get("ttft_s"),
+                tpot_ms=None if tpot is None else 1e3 * float(tpot),
+            )
+        )
+
+    for event in log.of_kind("data"):
+        name, value = event.data.get("name"), event.data.get("value")
+        if not isinstance(value, Mapping):
+            continue
+        if name == "turn-start":
+            if open_turn is not None:
+                add(open_turn, "killed")
+            open_turn = value
+        elif name == "turn":
+            add(value, str(value["finish"]))
+            ended.append(value)
+            open_turn = None
+    if open_turn is not None:
+        add(open_turn, "killed")
+    return tuple(turns), ended
+
+
+def token_times(log: RunLog) -> Floats:
+    """(n,) seconds since the run began at which each token was chosen."""
+    start_ns = run_start_ns(log)
+    times = [
+        (int(turn["start_ns"]) - start_ns) / 1e9 + np.asarray(turn["token_us"], np.float64) / 1e6
+        for turn in log.all_data("turn")
+        if turn.get("token_us")
+    ]
+    return np.concatenate(times) if times else np.zeros(0)
+
+
+def inter_token_ms(told: Sequence[Mapping[str, Any]]) -> Floats:
+    """(n,) gaps between tokens of one answer; what lies between answers is no latency."""
+    gaps = [np.diff(np.asarray(turn["token_us"], np.float64)) / 1e3 for turn in told]
+    return np.concatenate(gaps) if gaps else np.zeros(0)
+
+
+def read_samples(log: RunLog, tokens: Floats, seen: Conditions) -> tuple[StressSample, ...]:
+    """Board samples with the tokens of the time before each, at most MOST_SAMPLES."""
+    counts = np.searchsorted(np.sort(tokens), seen.t_s)  # tokens up to each sample
+    rates = np.diff(counts, prepend=0) / np.maximum(np.diff(seen.t_s, prepend=0.0), 1e-3)
+    keep = np.unique(
+        np.linspace(0, max(0, len(seen.t_s) - 1), min(MOST_SAMPLES, len(seen.t_s))).astype(int)
+    )
+    raw = log.samples
+    found = []
+    for index in keep if len(seen.t_s) else ():
+        clock, heat = seen.clock_mhz[index], seen.temperature_c[index]
+        found.append(
+            StressSample(
+                t_s=float(seen.t_s[index]),
+                rss_mb=raw[index].get("rss_mb"),
+                cpu_percent=raw[index].get("cpu_percent"),
+                temperature_c=float(heat) if np.isfinite(heat) else None,
+                clock_mhz=float(clock) if np.isfinite(clock) else None,
+                tokens_per_s=float(rates[index]),
+            )
+        )
+    return tuple(found)
+
+
+def leak_of(log: RunLog) -> Leak:
+    """From the samples; the process that lived longest is judged, a restart gives memory back."""
+    start_ns = run_start_ns(log)
+    known = [sample for sample in log.samples if sample.get("rss_mb")]
+    return judge_leak(
+        np.array([(sample["t_ns"] - start_ns) / 1e9 for sample in known]),
+        np.array([float(sample["rss_mb"]) for sample in known]),
+        np.array([int(sample.get("attempt", 0)) for sample in known]),
+    )
+
+
+def levelled_speed(log: RunLog) -> tuple[Floats, Floats]:
+    """(t_s, tokens/s), one value for each busy second, as if the cache always had one length.
+
+    A token's expected time is a straight line in the cache's length, fitted over the whole run, so
+    that a longer dialogue does not look like a slower board. The median of expected over measured
+    time stands for a second.
+    """
+    start_ns = run_start_ns(log)
+    gaps, positions, times = [], [], []
+    for turn in log.all_data("turn"):
+        at_us = np.asarray(turn.get("token_us") or [], np.float64)
+        if len(at_us) < 2:
+            continue
+        gaps.append(np.diff(at_us))
+        last = int(turn["cached_tokens"])
+        positions.append(np.arange(last - len(at_us) + 2, last + 1, dtype=np.float64))
+        times.append((int(turn["start_ns"]) - start_ns) / 1e9 + at_us[1:] / 1e6)
+    if not gaps:
+        return np.zeros(0), np.zeros(0)
+    gap, position, t_s = np.concatenate(gaps), np.concatenate(positions), np.concatenate(times)
+    design = np.stack([np.ones_like(position), position], axis=1)
+    usual = gap <= 3 * np.median(gap)  # single stalls must not bend the line
+    line = np.linalg.lstsq(design[usual], gap[usual], rcond=None)[0]
+    speed = np.maximum(design @ line, 1.0) / np.maximum(gap, 1.0) * 1e6 / np.median(gap)
+    second = t_s.astype(np.int64)
+    busy = np.unique(second)
+    middle = np.array([float(np.median(speed[second == value])) for value in busy])
+    return busy.astype(np.float64) + 0.5, middle
+
+
+def throttled_seconds(seen: Conditions) -> float:
+    """Seconds of a busy engine below THROTTLED of the best clock that lasted (its 90th
+    percentile). 0 where clocks are unknown."""
+    known = seen.busy & np.isfinite(seen.clock_mhz)
+    if known.sum() < 2:
+        return 0.0
+    best = float(np.percentile(seen.clock_mhz[known], 90))
+    spans = np.diff(seen.t_s, prepend=seen.t_s[0])
+    return float(spans[known & (seen.clock_mhz < THROTTLED * best)].sum())
+
+
+def _restarted(restarts: int, told: Sequence[Mapping[str, Any]]) -> Check:
+    after = sum(int(turn["attempt"]) > 0 for turn in told)
+    good = restarts > 0 and after > 0
+    return Check(
+        name="restart",
+        outcome=Outcome.PASS if good else Outcome.FAIL,
+        measured=restarts,
+        limit=1,
+        unit="restarts",
+        sentence=f"The engine was killed {restarts} time(s) and answered {after} turns afterwards."
+        if restarts
+        else "The planned kill of the engine did not happen.",
+    )
+
+
+def _limit_met(told: Sequence[Mapping[str, Any]]) -> Check:
+    full = sum(bool(turn.get("full")) or turn["finish"] == "refused" for turn in told)
+    return Check(
+        name="context_limit",
+        outcome=Outcome.PASS if full else Outcome.WARN,
+        measured=full,
+        limit=1,
+        unit="dialogues",
+        sentence=f"{full} dialogues grew until the context was full."
+        if full
+        else "No dialogue reached the context limit; run longer or with a smaller context.",
+    )
+
+
+def _cancels(cancelled: int, turns: int) -> Check:
+    expected = turns >= 2 * CANCEL_EVERY  # an answer may end by itself before it is cancelled
+    return Check(
+        name="cancelled",
+        outcome=Outcome.PASS if cancelled or not expected else Outcome.WARN,
+        measured=cancelled,
+        limit=None,
+        unit="generations",
+        sentence=f"{cancelled} of {turns} generations were cancelled midway.",
+    )
+
+
+def _leak(leak: Leak) -> Check:
+    return Check(
+        name="leak",
+        outcome=Outcome.FAIL if leak.verdict == LEAK else Outcome.PASS,
+        measured=leak.verdict if leak.growth_mb is None else leak.growth_mb,
+        limit=None if leak.verdict == TOO_SHORT else MIN_GROWTH_MB,
+        unit="" if leak.growth_mb is None else "MB",
+        sentence=f"Leak: {leak.verdict}; {leak.reason}.",
+    )
+
+
+def _drift(context: StageContext, drift: Drift, throttled_s: float) -> Check:
+    why = f"; the clock was down for {throttled_s:.0f} s" if throttled_s else ""
+    # Boards of one machine share its cores: their speed follows their neighbours' work.
+    wrong = Outcome.WARN if context.board.virtual is not None else Outcome.FAIL
+    return Check(
+        name="sustained_ratio",
+        outcome=wrong if drift.drifts else Outcome.PASS,
+        measured=drift.ratio,
+        limit=None if drift.ratio is None else MIN_RATIO,
+        sentence=f"Speed {'sags' if drift.drifts else 'over time'}: {drift.reason}{why}.",
+    )
+
+
+def _throttling(throttled_s: float, seen: Conditions) -> Check:
+    known = bool(np.isfinite(seen.clock_mhz).any())
+    heat = seen.temperature_c[np.isfinite(seen.temperature_c)]
+    hot = f", at most {heat.max():.0f} °C" if len(heat) else ""
+    return Check(
+        name="throttled",
+        outcome=Outcome.WARN if throttled_s else Outcome.PASS,
+        measured=throttled_s if known else "clocks unknown",
+        limit=None,
+        unit="s" if known else "",
+        sentence=f"Clocks were down for {throttled_s:.0f} s{hot}."
+        if known
+        else f"Clocks unknown: the board exposes none{hot}.",
+    )
+
+
+def _headline(outcome: Outcome, checks: Sequence[Check], details: StressDetails) -> str:
+    if outcome in (Outcome.FAIL, Outcome.INVALID, Outcome.WARN):
+        return next(check.sentence for check in checks if check.outcome == outcome)
+    leak = "no leak" if details.leak == NONE else f"leak: {details.leak}"
+    return (
+        f"{details.minutes:g} min, {details.tokens} tokens in {len(details.turns)} turns, "
+        f"{details.restarts} restart; same answers, {leak}"
+    )
+
+
+REMEDIES: Mapping[str, str] = {
+    "golden_right": "run the accuracy stage: it names the op",
+    "golden_same": "the engine's answers depend on what ran before: look for state that stays",
+    "restart": "start the engine by hand on the board after a kill -9: look for what stays behind",
+    "leak": "look for what each turn keeps: logits, taps, traces, cached arrays",
+    "sustained_ratio": "cool the board or lower its clock cap; see the throttle bands",
+    "memory_mb": "shorten the context, or choose a smaller scheme",
+}
+
+
+def _remedy(outcome: Outcome, checks: Sequence[Check], log: RunLog) -> str | None:
+    if outcome != Outcome.FAIL:
+        return None
+    fault = failures.planted_fault(log)
+    if fault:
+        return f"a fault is planted on this board (ENGINE_FAULT={fault}): unset it"
+    bad = next(check.name for check in checks if check.outcome == outcome)
+    return REMEDIES.get(bad)
+
+
+STAGE = StressStage()

@@ -1,0 +1,119 @@
+"""Runs that did not end well: what the log proves is said, and nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from harness.errors import BoardError
+from harness.jobs.base import StageContext
+from harness.jobs.failures import judge_failure, short
+from harness.verdicts import Outcome, Verdict
+
+if TYPE_CHECKING:
+    from tests.unit.jobs.conftest import LogBuilder
+
+Contexts = Callable[..., StageContext]
+
+
+def judged(context: StageContext, log: object) -> Verdict:
+    verdict = judge_failure(context, log, "curve")  # type: ignore[arg-type]
+    assert verdict is not None
+    return verdict
+
+
+def test_finished_run_is_left_to_its_stage(build: LogBuilder, stage_context: Contexts) -> None:
+    assert judge_failure(stage_context(), build.started().ended(), "curve") is None
+
+
+def test_segfault_is_named_with_what_the_engine_said_last(
+    build: LogBuilder, stage_context: Contexts
+) -> None:
+    build.folder.mkdir()
+    (build.folder / "engine.0.log").write_text(
+        "noise\n" * 50 + 'Fatal Python error: Segmentation fault\n  File "packed.py", line 9\n'
+    )
+    log = build.started().ended("failed", code=None, signal="SIGSEGV")
+    verdict = judged(stage_context(), log)
+    assert verdict.outcome == Outcome.FAIL
+    assert "SIGSEGV" in verdict.headline
+    assert "Segmentation fault" in verdict.checks[0].sentence
+    assert verdict.culprit is None
+
+
+def test_sigkill_without_evidence_is_never_called_out_of_memory(
+    build: LogBuilder, stage_context: Contexts
+) -> None:
+    build.started()
+    for second, rss in enumerate((200.0, 900.0, 1800.0)):
+        build.add("sample", second, rss_mb=rss, mem_available_mb=2000 - rss)
+    verdict = judged(stage_context(), build.ended("failed", code=None, signal="SIGKILL"))
+    assert "killed, cause unknown" in verdict.headline
+    assert "200 to 1800 MB" in verdict.checks[0].sentence  # the trend stands beside it
+    assert "oom" not in verdict.model_dump_json().lower()
+    assert "out of memory" not in verdict.model_dump_json().lower()
+
+
+def test_kernel_record_of_a_kill_is_quoted(build: LogBuilder, stage_context: Contexts) -> None:
+    log = build.started().ended("failed", code=None, signal="SIGKILL", oom_kills=1)
+    assert "1 kill(s) for want of memory" in judged(stage_context(), log).headline
+
+
+def test_bad_numbers_name_the_op_as_culprit(build: LogBuilder, stage_context: Contexts) -> None:
+    build.started().add(
+        "error", kind="NonFinite", message="step 3, op L03.attn.out: 1 of 576 values are NaN",
+        step=3, layer=3, op="L03.attn.out",
+    )  # fmt: skip
+    verdict = judged(stage_context(), build.ended("failed", code=1))
+    assert (verdict.outcome, verdict.culprit) == (Outcome.FAIL, "L03.attn.out")
+    assert "step 3" in verdict.headline
+
+
+@pytest.mark.parametrize("kind", ["PackageError", "ModuleNotFoundError", "OSError"])
+def test_broken_deployment_is_an_error_not_a_finding(
+    kind: str, build: LogBuilder, stage_context: Contexts
+) -> None:
+    build.started().add("error", kind=kind, message="model.pkg: cannot be opened")
+    verdict = judged(stage_context(), build.ended("failed", code=1))
+    assert verdict.outcome == Outcome.ERROR
+    assert verdict.remedy
+
+
+def test_deadline_tells_the_last_progress(build: LogBuilder, stage_context: Contexts) -> None:
+    build.started().add("progress", 7.0, done=3, total=9, message="sweep 2, length 512")
+    log = build.ended("deadline", "not done after 60 s", code=None, signal="SIGTERM")
+    verdict = judged(stage_context(), log)
+    assert verdict.outcome == Outcome.FAIL
+    assert "sweep 2, length 512" in verdict.headline
+    assert "SIGTERM" not in verdict.headline  # the supervisor's own signal is no crash
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [("lost", "board-lost"), ("board-reset", "board-reset")]
+)
+def test_trouble_of_the_board_is_raised_not_judged(
+    status: str, kind: str, build: LogBuilder, stage_context: Contexts
+) -> None:
+    with pytest.raises(BoardError) as caught:
+        judge_failure(stage_context(), build.started().log(status, "gone"), "curve")
+    assert caught.value.kind == kind
+
+
+def test_planned_kill_is_no_crash(build: LogBuilder, stage_context: Contexts) -> None:
+    build.started().add("engine-exit", 30.0, attempt=0, planned=True, signal="SIGKILL")
+    assert judge_failure(stage_context(), build.ended(), "stress") is None
+
+
+def test_exit_code_without_an_error_is_a_finding(
+    build: LogBuilder, stage_context: Contexts
+) -> None:
+    verdict = judged(stage_context(), build.started().ended("failed", code=3))
+    assert verdict.outcome == Outcome.FAIL
+    assert "exit code 3" in verdict.headline
+
+
+def test_headlines_stay_on_one_short_line() -> None:
+    assert short("a\nb   c") == "a b c"
+    assert len(short("word " * 100)) <= 118
