@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
+import pandas as pd
+
 from harness.boards import virtual
 from harness.boards.leases import Leases
 from harness.inventory import Board
@@ -67,7 +69,7 @@ def _status(store: Store, board: Board, running: dict[str, Any]) -> Status:
     )
 
 
-def _ending(runs: Any) -> Ending | None:
+def _ending(runs: pd.DataFrame) -> Ending | None:
     """The last row of a frame of runs."""
     if runs.empty:
         return None
@@ -83,7 +85,7 @@ def _ending(runs: Any) -> Ending | None:
         outcome=row["outcome"],
         headline=text("headline") or "",
         model=text("model_name") or "",
-        at=(row["started_at"] if finished is None or finished != finished else finished),
+        at=(row["started_at"] if pd.isna(finished) else finished).to_pydatetime(),
         error_kind=text("error_kind"),
         remedy=text("remedy"),
     )
