@@ -58,10 +58,7 @@ _FAMILY_OF: Mapping[str, str] = {
     **{family: family for family in _FAMILIES},
     **{name: family for family, names in _SHARED.items() for name in names},
 }
-# Names whose models look a whole word up before merging it, and begin every text with BOS.
-WHOLE_WORDS = frozenset(
-    ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "tekken")
-)
+_WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "tekken")
 
 
 def known_pretokenizers() -> list[str]:
@@ -87,6 +84,11 @@ def pretokenizer_family(name: str | None) -> tuple[str, str]:
             f"{', '.join(known_pretokenizers())}; give token ids instead of text"
         )
     return family, ""
+
+
+def whole_words(data: Mapping[str, Any]) -> bool:
+    """Whether the model looks a whole word up before merging, and begins every text with BOS."""
+    return data.get("pre") in _WHOLE_WORDS
 
 
 def make_encoder(
@@ -131,7 +133,7 @@ def _from_tokenizer_json(raw: Mapping[str, Any], *, with_special: bool) -> Any:
     from tokenizers import Tokenizer
 
     added = [
-        token for token in raw.get("added_tokens") or () if with_special or not token["special"]
+        token for token in raw.get("added_tokens") or () if with_special or not token.get("special")
     ]
     try:
         return Tokenizer.from_str(json.dumps({**raw, "added_tokens": added}))
@@ -160,11 +162,10 @@ def _byte_level_bpe(
             unusable += 1
     if unusable:
         warn(f"tokenizer: {unusable} merges name tokens that the vocabulary lacks")
-    name = data.get("pre")
-    encoder = Tokenizer(models.BPE(dict(ids), merges, ignore_merges=name in WHOLE_WORDS))
+    encoder = Tokenizer(models.BPE(dict(ids), merges, ignore_merges=whole_words(data)))
     cuts: list[Any] = [
         pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-        for pattern in _FAMILIES[pretokenizer_family(name)[0]]
+        for pattern in _FAMILIES[pretokenizer_family(data.get("pre"))[0]]
     ]
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     encoder.pre_tokenizer = pre_tokenizers.Sequence([*cuts, letters])
@@ -180,12 +181,7 @@ def _sentencepiece_bpe(
 ) -> Any:
     from tokenizers import Tokenizer, models, normalizers
 
-    scores = data.get("scores")
-    if scores is None or len(scores) != len(tokens):
-        raise TokenizerError(
-            f"tokenizer: {0 if scores is None else len(scores)} scores for {len(tokens)} tokens; "
-            "SentencePiece models need one each"
-        )
+    scores = numbers(data.get("scores"), "scores", len(tokens), kind=float)
     # A SentencePiece model joins the neighbours whose union has the best score; the same as ranked
     # merges, one for each way of cutting a piece into two pieces.
     pieces = {
@@ -199,6 +195,8 @@ def _sentencepiece_bpe(
     )
     merges = [(tokens[index][:cut], tokens[index][cut:]) for _, index, cut in ranked]
     unknown = data.get("unk_id")
+    if unknown is not None and (type(unknown) is not int or not 0 <= unknown < len(tokens)):
+        raise TokenizerError(f"tokenizer: unk_id is {unknown!r} of {len(tokens)} tokens")
     encoder = Tokenizer(
         models.BPE(
             dict(ids),
@@ -217,4 +215,19 @@ def texts(found: Any, name: str) -> list[str]:
     """`found` as a list of strings; raises TokenizerError for anything else."""
     if not isinstance(found, (list, tuple)) or not all(isinstance(text, str) for text in found):
         raise TokenizerError(f"tokenizer: its {name} are missing or no list of strings")
+    return list(found)
+
+
+def numbers(
+    found: Any, name: str, length: int | None = None, *, kind: type[int] | type[float] = int
+) -> list[Any]:
+    """`found` as a list of numbers, `length` of them if given; else raises TokenizerError."""
+    if not isinstance(found, (list, tuple)) or not all(
+        isinstance(item, (int, kind)) and not isinstance(item, bool) for item in found
+    ):
+        raise TokenizerError(f"tokenizer: its {name} are missing or no list of numbers")
+    if length is not None and len(found) != length:
+        raise TokenizerError(
+            f"tokenizer: {len(found)} {name} for {length} tokens, one each expected"
+        )
     return list(found)

@@ -10,6 +10,7 @@ import codecs
 import functools
 import json
 import logging
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -21,11 +22,12 @@ from engine.encoding import (
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
-    WHOLE_WORDS,
     TokenizerError,
     make_encoder,
+    numbers,
     pretokenizer_family,
     texts,
+    whole_words,
 )
 from engine.formats.bytelevel import character_bytes
 
@@ -48,6 +50,8 @@ END_TEXTS = frozenset(
     )
 )
 
+_BYTE_TEXT = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
+
 _log = logging.getLogger(__name__)
 
 
@@ -64,17 +68,18 @@ class Tokenizer:
         self._data = data
         self.kind = data.get("kind")
         self.warnings: tuple[str, ...] = ()
+        config = data.get("config")  # of a tokenizer.json: tokenizer_config.json
+        self._config: Mapping[str, Any] = config if isinstance(config, Mapping) else {}
         if self.kind == "huggingface":
             self._tokens, self._types = _huggingface_vocabulary(data)
             self._byte_level = _mentions(data["tokenizer_json"].get("decoder"), "ByteLevel")
         elif self.kind in ("gpt2", "llama"):
             self._tokens = texts(data.get("tokens"), "tokens")
-            types = data.get("token_types")
-            self._types = list(types) if types is not None else [NORMAL] * len(self._tokens)
-            if len(self._types) != len(self._tokens):
-                raise TokenizerError(
-                    f"tokenizer: {len(self._types)} token types for {len(self._tokens)} tokens"
-                )
+            self._types = numbers(
+                data.get("token_types", [NORMAL] * len(self._tokens)),
+                "token types",
+                len(self._tokens),
+            )
             self._byte_level = self.kind == "gpt2"
         else:
             raise TokenizerError(
@@ -97,9 +102,7 @@ class Tokenizer:
             self._prefix = _mentions(data["tokenizer_json"].get("decoder"), "Strip") or _mentions(
                 data["tokenizer_json"].get("decoder"), "Metaspace"
             )
-        self.add_bos = bool(
-            data.get("add_bos", self.kind == "llama" or data.get("pre") in WHOLE_WORDS)
-        )
+        self.add_bos = bool(data.get("add_bos", self.kind == "llama" or whole_words(data)))
         self.add_eos = bool(data.get("add_eos", False))
         self._pieces = [self._piece(index) for index in range(self.vocab_size)]
 
@@ -205,8 +208,8 @@ class Tokenizer:
                 return bytes([table[character] for character in text])
             except KeyError:
                 return text.encode("utf-8", "replace")
-        if kind == BYTE and len(text) == 6:
-            return bytes([int(text[3:5], 16)])
+        if kind == BYTE and (spelled := _BYTE_TEXT.match(text)):
+            return bytes([int(spelled[1], 16)])
         return text.replace("▁", " ").encode("utf-8", "replace")
 
     # ---- what the data say
@@ -214,21 +217,23 @@ class Tokenizer:
     def _special(self, name: str) -> int | None:
         found = self._data.get(f"{name}_id")
         if self.kind == "huggingface":
-            token = self._data.get("config", {}).get(f"{name}_token")
+            token = self._config.get(f"{name}_token")
             text = token.get("content") if isinstance(token, Mapping) else token
             found = self._ids.get(text) if isinstance(text, str) else None
-        if found is None:
-            return None
+        return None if found is None else self._checked_id(f"{name}_id", found)
+
+    def _checked_id(self, name: str, found: Any) -> int:
         if type(found) is not int or not 0 <= found < self.vocab_size:
             raise TokenizerError(
-                f"tokenizer: {name}_id is {found!r}, the vocabulary has {self.vocab_size} entries"
+                f"tokenizer: {name} is {found!r}, the vocabulary has {self.vocab_size} entries"
             )
         return found
 
     def _end_tokens(self) -> frozenset[int]:
         found = {self._special(name) for name in ("eos", "eot", "eom")} - {None}
         found.update(index for text, index in self._ids.items() if text in END_TEXTS)
-        found.update(int(index) for index in self._data.get("stop_ids", ()))
+        stops = self._data.get("stop_ids", [])
+        found.update(self._checked_id("stop_ids", index) for index in numbers(stops, "stop ids"))
         ends = frozenset(index for index in found if index is not None)
         for index in ends:  # some files mark them as plain text
             self._types[index] = CONTROL
@@ -236,17 +241,14 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        return bool(
-            self._data.get("chat_template") or self._data.get("config", {}).get("chat_template")
-        )
+        return bool(self._data.get("chat_template") or self._config.get("chat_template"))
 
     def _chat_template(self) -> str:
-        template = self._data.get("chat_template") or self._data.get("config", {}).get(
-            "chat_template"
-        )
+        template = self._data.get("chat_template") or self._config.get("chat_template")
         if isinstance(template, list):  # several named templates, as Hugging Face writes them
-            named = {item.get("name"): item.get("template") for item in template}
-            template = named.get("default") or next(iter(named.values()), None)
+            named = [item for item in template if isinstance(item, Mapping)]
+            named.sort(key=lambda item: item.get("name") != "default")
+            template = named[0].get("template") if named else None
         if not isinstance(template, str):
             raise TokenizerError("the model carries no chat template; give plain text instead")
         return template
@@ -318,19 +320,31 @@ def _huggingface_vocabulary(data: Mapping[str, Any]) -> tuple[list[str], list[in
         raise TokenizerError(
             f"tokenizer.json: its model is {model.get('type')!r}, byte-pair encoding (BPE) expected"
         )
-    added = {item["id"]: item for item in raw.get("added_tokens") or ()}
-    size = max([*vocabulary.values(), *added], default=-1) + 1
-    if size > 2 * (len(vocabulary) + len(added)):
+    added = raw.get("added_tokens") or []
+    if not isinstance(added, list) or not all(_is_added_token(item) for item in added):
         raise TokenizerError(
-            f"tokenizer.json: ids up to {size - 1} for {len(vocabulary) + len(added)} tokens"
+            "tokenizer.json: added_tokens is no list of tokens with id and content"
+        )
+    entries = [(index, text, NORMAL) for text, index in vocabulary.items()]
+    entries += [
+        (item["id"], item["content"], CONTROL if item.get("special") else USER_DEFINED)
+        for item in added
+    ]
+    ids = numbers([index for index, _, _ in entries], "token ids")
+    size = max(ids, default=-1) + 1
+    if not entries or min(ids) < 0 or size > 2 * len(entries):
+        raise TokenizerError(
+            f"tokenizer.json: ids {min(ids, default=0)} to {size - 1} for {len(entries)} tokens"
         )
     tokens, types = [""] * size, [UNUSED] * size
-    for text, index in vocabulary.items():
-        is_byte = model.get("byte_fallback") and len(text) == 6 and text.startswith("<0x")
-        tokens[index], types[index] = text, BYTE if is_byte else NORMAL
-    for index, item in added.items():
-        tokens[index], types[index] = item["content"], CONTROL if item["special"] else USER_DEFINED
+    for index, text, kind in entries:
+        is_byte = kind == NORMAL and model.get("byte_fallback") and _BYTE_TEXT.match(text)
+        tokens[index], types[index] = text, BYTE if is_byte else kind
     return tokens, types
+
+
+def _is_added_token(item: Any) -> bool:
+    return isinstance(item, Mapping) and isinstance(item.get("content"), str) and "id" in item
 
 
 __all__ = ["Stream", "Tokenizer", "TokenizerError"]
