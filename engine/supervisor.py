@@ -67,11 +67,10 @@ class Supervisor:
         folder: Path,
         *,
         command: WorkerCommand = engine_command,
-        grace_s: float = GRACE_S,
         on_started: Callable[[], None] | None = None,
     ) -> None:
         self.spec, self.folder = spec, folder
-        self._command, self._grace_s, self._on_started = command, grace_s, on_started
+        self._command, self._on_started = command, on_started
         self._spool = SpoolWriter(folder)
         self._restarts = sorted(spec.restarts, key=lambda item: item.at_s)
         for restart in self._restarts:
@@ -193,7 +192,7 @@ class Supervisor:
     def _ask(self, number: int) -> None:
         assert self._engine is not None
         processes.signal_group(self._engine.pid, number)
-        self._kill_at = time.monotonic() + self._grace_s
+        self._kill_at = time.monotonic() + GRACE_S
 
     def _keep_times(self, now: float) -> None:
         """What is due: the deadline, a planned restart, the end of patience, too long a spool."""
@@ -209,7 +208,7 @@ class Supervisor:
                 )
             processes.signal_group(self._engine.pid, signal.SIGKILL)
             self._kills += 1
-            self._kill_at = now + self._grace_s
+            self._kill_at = now + GRACE_S
         due = self._restarts and self._stop is None and self._planned is None
         if due and now >= self._began + self._restarts[0].at_s:
             restart = self._restarts.pop(0)

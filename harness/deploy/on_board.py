@@ -226,7 +226,7 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
         return {"alive": False}
     _signal(pid, signal.SIGTERM)
     until = time.monotonic() + request.get("wait_s", TERM_S)
-    while time.monotonic() < until:
+    while time.monotonic() < until and stat_fields(pid)[:1] != ["T"]:  # a stopped one never will
         if supervisor_pid(Path(request["spool"])) is None:
             return {"alive": False}
         time.sleep(0.05)

@@ -205,7 +205,7 @@ class _Follower:
         self._board = ""
         self._stopping: str | None = None  # why we ended the run, once we did
         self._stop_by: Deadline | None = None
-        self._seen = 0  # events that the choice of the next pause has taken into account
+        self._began = time.monotonic()
         self._pull: dict[str, ArrayReference] = {}  # announced, not here yet
         self._tail: EventTail
 
@@ -219,7 +219,7 @@ class _Follower:
         self._drop_fetched()
         if self._tail.ended and not self._pull:
             return self._log(*self._told_end())
-        pause, failures = FASTEST_POLL_S, 0
+        failures = 0
         while True:
             try:
                 session = self._open()
@@ -231,7 +231,7 @@ class _Follower:
                 failures = 0
                 if end is not None:
                     return self._finish(session, *end)
-                pause = self._next_pause(pause, before)
+                pause = self._next_pause(before)
             except BoardError as error:
                 failures += 1
                 patience = failures <= RECONNECTS and not self._out_of_time
@@ -246,15 +246,13 @@ class _Follower:
     def _out_of_time(self) -> bool:
         return self._deadline.remaining == 0.0 and self._stopping is not None
 
-    def _next_pause(self, pause: float, before: int) -> float:
-        """Sooner while the engine has something to tell, later while only samples come."""
+    def _next_pause(self, before: int) -> float:
+        """A tenth of the run's age: a short run is collected at once, and a long measurement is
+        hardly disturbed by being looked at."""
         if self._tail.offset - before >= POLL_BYTES:
             return 0.0  # there is more
-        new = [event for event in self._tail.events[-64:] if event.n >= self._seen]
-        self._seen = len(self._tail.events)
-        if any(event.kind != "sample" for event in new):
-            return max(FASTEST_POLL_S, pause / 2)
-        return min(SLOWEST_POLL_S, max(FASTEST_POLL_S, pause) * 1.5)
+        age = time.monotonic() - self._began
+        return min(SLOWEST_POLL_S, max(FASTEST_POLL_S, age / 10))
 
     def _wait(self, seconds: float) -> None:
         until = Deadline.after(seconds)
