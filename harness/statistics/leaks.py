@@ -25,7 +25,7 @@ from scipy import stats
 BLOCKS = 10
 WARM_UP_S = 300.0
 LONG_WARM_UP_S = 600.0  # where the allocator still grows after the first one
-MIN_BLOCK_S = 30.0  # and at least five samples; shorter blocks keep the allocator's sawtooth
+MIN_BLOCK_S = 60.0  # and five samples; shorter blocks keep the allocator's sawtooth
 MIN_GROWTH_MB = 5.0
 MAX_P = 0.01
 
@@ -120,12 +120,7 @@ def judge_leak(
 
 
 def _warm_up(t: npt.NDArray[np.float64], rss: npt.NDArray[np.float64]) -> float:
-    """Five minutes, or ten if most of the growth behind the fifth lies before the tenth.
-
-    Only runs that leave enough behind ten minutes get the longer one.
-    """
-    if t[-1] < LONG_WARM_UP_S + 2 * BLOCKS * MIN_BLOCK_S:
-        return WARM_UP_S
+    """Five minutes, or ten if most of the growth behind the fifth lies before the tenth."""
 
     def level(at: float) -> float:
         near = rss[(t >= at - 30) & (t <= at + 30)]
