@@ -327,7 +327,7 @@ def heat(
     *,
     ring: tuple[int, int] | None = None,
     ring_label: str = "",
-    left: float = 122,
+    left: float = 140,
     row_height: float = 24,
 ) -> Heat:
     """A grid that fills the width; absent cells stay blank."""

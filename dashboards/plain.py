@@ -77,17 +77,19 @@ def cosine(value: float | None) -> str:
     return "1" if value > 0 else "-1"
 
 
-def megabytes(count: float | None) -> str:
-    """`count` in MB as people read it: 812 MB, 1.62 GB."""
+def mebibytes(count: float | None) -> str:
+    """`count` MiB as people read them: 812 MiB, 1.62 GiB."""
     if count is None:
         return "–"
-    return f"{number(count / 1024)} GB" if count >= 1000 else f"{number(count)} MB"
+    return f"{number(count / 1024)} GiB" if count >= 1000 else f"{number(count)} MiB"
 
 
 def seconds(value: float | None) -> str:
     """A duration: 0.42 s, 38 s, 4 min 10 s, 1 h 02 min."""
     if value is None or value < 0:
         return "–"
+    if value < 0.1:
+        return "under 0.1 s" if value > 0 else "0 s"
     if value < 60:
         return f"{number(value, 2)} s"
     whole = round(value)

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 
 from dashboards import plain
 
+UPRIGHT_ROOM = 26  # pixels that a label needs on a narrow screen, upright and along
+LEVEL_ROOM = 100
+
 
 @dataclasses.dataclass(frozen=True)
 class Tick:
@@ -66,7 +69,7 @@ def bounds(
 def ticks(scale: Scale, count: int, *, suffix: str = "") -> tuple[Tick, ...]:
     """Ticks at round values inside the scale, at least two of them.
 
-    Every second one is minor when there are many.
+    Those that would touch at the larger letters of narrow screens are minor.
     """
     while True:
         step = step_of(scale.high - scale.low, count)
@@ -76,11 +79,14 @@ def ticks(scale: Scale, count: int, *, suffix: str = "") -> tuple[Tick, ...]:
             break
         count *= 2  # one tick alone gives no scale
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    upright = scale.start > scale.end
+    apart = abs(scale(step) - scale(0.0)) or 1.0
+    every = max(1, math.ceil((UPRIGHT_ROOM if upright else LEVEL_ROOM) / apart))
     found = []
     for index in range(first, last + 1):
         value = index * step
         label = f"{value:,.{digits}f}".replace(",", "\u202f").replace("-", "\u2212")
-        found.append(Tick(scale(value), label + suffix, minor=index % 2 == 1 and last - first > 4))
+        found.append(Tick(scale(value), label + suffix, minor=index % every > 0))
     return tuple(found)
 
 

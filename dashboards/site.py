@@ -117,7 +117,7 @@ def make_environment() -> jinja2.Environment:
         number=plain.number,
         cosine=plain.cosine,
         seconds=plain.seconds,
-        megabytes=plain.megabytes,
+        mebibytes=plain.mebibytes,
         shorten=plain.shorten,
         slug=plain.slug,
         when=when,

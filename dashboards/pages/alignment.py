@@ -109,7 +109,13 @@ def worst_of_column(
         and op.layer == layer
         and (layer is not None or op.op.split(".")[0] == name)
     ]
-    return min(inside, key=lambda op: -2.0 if op.cosine is None else op.cosine, default=None)
+
+    def rank(op: OpError) -> float:
+        if op.cosine is not None and not op.non_finite:
+            return op.cosine
+        return -2.0 if op.outcome == "fail" else 2.0  # 2: the run ended before this op
+
+    return min(inside, key=rank, default=None)
 
 
 def _worse(op: OpError) -> str:
@@ -119,19 +125,19 @@ def _worse(op: OpError) -> str:
 def cell_style(op: OpError, metric: str) -> str:
     """The class of an op's cell: its level, and a mark where it is poor or bad."""
     value = {"rel_l2": op.rel_l2, "cosine": op.cosine, "max_abs": op.max_abs}[metric]
-    if value is None or op.non_finite:
+    if op.non_finite:
         return "nonfinite" + _worse(op)
+    if value is None:
+        return "absent" + _worse(op)
     distance = 1.0 - value if metric == "cosine" else value
     return f"h{level(distance, EDGES[metric])}{_worse(op)}"
 
 
-def cosine_level(op: OpError) -> str:
-    return cell_style(op, "cosine")
-
-
-def _say(op: OpError, metric: str) -> str:
+def say(op: OpError, metric: str) -> str:
     if op.non_finite:
         return f"{op.non_finite} values not finite"
+    if op.cosine is None and op.rel_l2 is None:
+        return "not compared"
     if metric == "cosine":
         return f"cosine {plain.cosine(op.cosine)}"
     value = op.rel_l2 if metric == "rel_l2" else op.max_abs
@@ -183,7 +189,7 @@ def _map(
         if op is None:
             return None
         reason = f" ({op.reason})" if op.reason else ""
-        return cell_style(op, metric), f"{op.op}: {_say(op, metric)}{reason}"
+        return cell_style(op, metric), f"{op.op}: {say(op, metric)}{reason}"
 
     ring = next(
         (
@@ -276,7 +282,7 @@ def kl_chart(logits: LogitsAgreement) -> Chart | None:
         f"Histogram of the KL divergence over {logits.positions} positions, "
         f"mean {plain.number(logits.mean_kl)}",
         bins,
-        x_label="KL divergence of the board's logits from the reference's, per position",
+        x_label="KL divergence per position",
         table=table,
     )
 

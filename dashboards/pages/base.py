@@ -96,7 +96,9 @@ class Places:
 
 
 def key_figure(run: Run) -> str:
-    """The one number that a stage is remembered by; "" where it has none."""
+    """The one number that a stage is remembered by; "" where it has none to believe."""
+    if run.outcome not in (Outcome.PASS, Outcome.WARN, Outcome.FAIL):
+        return ""
     details = run.details
     if run.stage == "tiny" and details["tokens_compared"] is not None:
         if run.outcome in (Outcome.PASS, Outcome.WARN):
@@ -109,7 +111,7 @@ def key_figure(run: Run) -> str:
         return f"{plain.number(start)} → {plain.number(end)} tok/s"
     if run.stage == "stress" and details["minutes"] is not None:
         ratio = details["sustained_ratio"]
-        held = f", speed × {plain.number(ratio)}" if ratio is not None else ""
+        held = f", × {plain.number(ratio)}" if ratio is not None else ""
         return f"{plain.number(details['minutes'])} min{held}"
     return ""
 
@@ -121,6 +123,17 @@ def blocked_after(case: Case, run: Run) -> tuple[str, ...]:
         for stage in case.stages
         if stage in case.runs and case.runs[stage].outcome is Outcome.BLOCKED and stage != run.stage
     )
+
+
+def clock_note(run: Run) -> str:
+    """What a reader of timings must know about the clocks; "" when they were valid or not told."""
+    text = str(run.details["clocks"] or run.clocks)
+    if not text or text.startswith("valid"):
+        return ""
+    if text.startswith("unknown"):
+        reason = text.removeprefix("unknown").lstrip(": ") or "this board does not expose them"
+        return f"Clocks are unknown, so throttling cannot be ruled out: {reason}."
+    return f"Clocks: {text}."
 
 
 def missing_note(run: Run) -> str:

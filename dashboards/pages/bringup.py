@@ -11,8 +11,15 @@ from dashboards import plain
 from dashboards.charts import Bars, Chart, Heat, Table, bars, heat
 from dashboards.data import STAGE_QUESTIONS, STAGE_TITLES, Case, Run
 from dashboards.pages import stress
-from dashboards.pages.alignment import cosine_level, layer_columns, ramp, worst_of_column
-from dashboards.pages.base import Page, Places, blocked_after, key_figure, missing_note
+from dashboards.pages.alignment import cell_style, layer_columns, ramp, say, worst_of_column
+from dashboards.pages.base import (
+    Page,
+    Places,
+    blocked_after,
+    clock_note,
+    key_figure,
+    missing_note,
+)
 
 TOP_OPS = 6
 
@@ -52,7 +59,6 @@ def page(case: Case, places: Places) -> Page:
             "cosine_legend": ramp("cosine"),
             "top_ops": top_ops(case),
             "thermal": thermal(case),
-            "clocks": _clocks(case),
             "facts": board_facts(case),
             "notes": notes(case),
             "campaign": case.newest.campaign,
@@ -152,15 +158,15 @@ def memory(case: Case) -> Bars | None:
     drawn = [limit for limit in limits if limit[1] <= 6 * total]
     table = Table(
         "Memory",
-        ("part", "MB"),
+        ("part", "MiB"),
         (*((words, amount) for _, words, amount in parts), ("sum", total), *limits),
     )
     return bars(
         "memory",
-        f"{plain.megabytes(total)} in use",
+        f"{plain.mebibytes(total)} in use",
         [("", parts)],
         drawn,
-        say=plain.megabytes,
+        say=plain.mebibytes,
         table=table,
     )
 
@@ -179,8 +185,7 @@ def cosines(case: Case) -> Heat | None:
         worst = worst_of_column(ops, modes[row], name, layer)
         if worst is None:
             return None
-        value = "not finite" if worst.cosine is None else plain.cosine(worst.cosine)
-        return cosine_level(worst), f"{modes[row]}, {worst.op}: cosine {value}"
+        return cell_style(worst, "cosine"), f"{modes[row]}, {worst.op}: {say(worst, 'cosine')}"
 
     return heat(
         "cosines",
@@ -188,7 +193,7 @@ def cosines(case: Case) -> Heat | None:
         modes,
         names,
         cell,
-        left=60,
+        left=74,
         row_height=28,
     )
 
@@ -198,7 +203,9 @@ def top_ops(case: Case) -> tuple[Any, ...]:
     ops = [op for op in _detail(case, "accuracy", "ops") or () if op.mode == "local"]
 
     def weight(op: Any) -> float:
-        return float("inf") if op.rel_l2 is None else float(op.rel_l2)
+        if op.rel_l2 is not None:
+            return float(op.rel_l2)
+        return float("inf") if op.non_finite else -1.0  # -1: the run ended before this op
 
     order = {"fail": 0, "warn": 1}
     return tuple(sorted(ops, key=lambda op: (order.get(op.outcome, 2), -weight(op), op.op)))[
@@ -216,12 +223,10 @@ def thermal(case: Case) -> Chart | None:
     return stress.thermal_strip_of_curve(points) if points else None
 
 
-def _clocks(case: Case) -> str | None:
-    for stage in ("curve", "stress"):
-        run = case.runs.get(stage)
-        if run is not None and (run.details["clocks"] or run.clocks):
-            return str(run.details["clocks"] or run.clocks)
-    return None
+def _clocks(case: Case) -> str:
+    """What is to be said about the clocks of the timed stages; "" when they were valid."""
+    runs = (case.runs.get(stage) for stage in ("curve", "stress"))
+    return next((note for run in runs if run is not None and (note := clock_note(run))), "")
 
 
 def _facts(case: Case) -> Mapping[str, Any]:
@@ -285,8 +290,8 @@ def _memory_words(facts: Mapping[str, Any]) -> str:
     total, free = facts.get("memory_mb"), facts.get("available_mb")
     if not _is_number(total):
         return ""
-    tail = f", {plain.megabytes(free)} available" if _is_number(free) else ""
-    return plain.megabytes(total) + tail
+    tail = f", {plain.mebibytes(free)} available" if _is_number(free) else ""
+    return plain.mebibytes(total) + tail
 
 
 def _python(value: object) -> str:
@@ -309,8 +314,9 @@ def notes(case: Case) -> tuple[str, ...]:
         stages = [s for s in case.stages if s in case.runs and case.runs[s].fault == fault]
         words = ", ".join(STAGE_TITLES.get(stage, stage).lower() for stage in stages)
         found.append(f"A fault was planted in this board's engine on purpose: {fault} ({words}).")
-    if _clocks(case) == "unknown":
-        found.append("This board exposes no clocks, so throttling cannot be ruled out.")
+    clocks = _clocks(case)
+    if clocks:
+        found.append(clocks)
     campaigns = {run.campaign.id for run in case.runs.values()}
     if len(campaigns) > 1:
         found.append("The stages come from different campaigns; each shows when it ran.")

@@ -22,7 +22,7 @@ from dashboards.charts import (
     x_scale,
 )
 from dashboards.data import Case, Run
-from dashboards.pages.base import Page, Places, missing_note
+from dashboards.pages.base import Page, Places, clock_note, missing_note
 from dashboards.scales import Scale, bounds, path, ticks, time_ticks
 from harness.jobs.details import CurveFit, CurveJump, CurvePoint
 
@@ -57,6 +57,7 @@ def page(case: Case, run: Run, places: Places) -> Page:
             "run_link": places.run(run),
             "note": missing_note(run),
             "details": details,
+            "clocks": clock_note(run),
             "chart_of": curve_chart(points, fit) if points else None,
             "times": wall_chart(points, fit) if points else None,
             "jumps": fit.jumps if fit else (),
@@ -90,7 +91,7 @@ def figures(run: Run) -> tuple[tuple[str, str], ...]:
         ("Prefill", d["prefill_tokens_per_s"], "tok/s"),
         ("Bandwidth", d["bandwidth_gb_s"], "GB/s"),
         ("Ceiling", ceiling, "tok/s"),
-        ("Peak memory", d["rss_peak_mb"], "MB"),
+        ("Peak memory", d["rss_peak_mb"], "MiB"),
     ]
     return tuple(
         (name, f"{plain.number(v)} {unit}".strip()) for name, v, unit in rows if v is not None
@@ -146,7 +147,7 @@ def curve_chart(points: Sequence[CurvePoint], fit: CurveFit | None) -> Chart:
     sweeps = sorted({point.sweep for point in points})
     values: list[float | None] = [point.tpot_ms for point in points]
     extra = [value for _, value in fit.fitted] if fit else []
-    top, height = 34.0, 250.0
+    top, height = 50.0, 250.0
     body, y = panel(
         "TPOT, ms", [Series(lengths, values, "", "")], x, top=top, height=height, extra=extra
     )
@@ -257,7 +258,7 @@ def wall_chart(points: Sequence[CurvePoint], fit: CurveFit | None) -> Chart | No
         "TPOT over the fit",
         [Series(times, ratios, "s1", "")],
         x,
-        top=26,
+        top=50,
         height=90,
         y_count=3,
         extra=(0.98, 1.02),

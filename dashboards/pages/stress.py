@@ -79,7 +79,7 @@ def figures(run: Run) -> tuple[tuple[str, str], ...]:
         ("ITL p50", d["itl_p50_ms"], "ms"),
         ("ITL p99", d["itl_p99_ms"], "ms"),
         ("Late over early speed", d["sustained_ratio"], ""),
-        ("Memory growth", d["leak_growth_mb"], "MB"),
+        ("Memory growth", d["leak_growth_mb"], "MiB"),
         ("Throttled", d["throttled_s"], "s"),
         ("Cancelled", d["cancelled"], ""),
         ("Restarts", d["restarts"], ""),
@@ -95,7 +95,7 @@ def leak_words(run: Run) -> str:
         return ""
     text = LEAK_WORDS.get(leak, str(leak))
     if growth is not None:
-        text += f": {plain.number(growth)} MB over the run"
+        text += f": {plain.number(growth)} MiB over the run"
         if p is not None:
             text += f" (trend p = {plain.number(p, 2)})"
     return text[0].upper() + text[1:] + "."
@@ -148,7 +148,7 @@ class Track:
 
 TRACKS = (
     Track("Tokens per second", "s1", "tok/s", 96, lambda s: s.tokens_per_s, zero=True),
-    Track("Memory (RSS), MB", "s4", "MB", 80, lambda s: s.rss_mb),
+    Track("Memory (RSS), MiB", "s4", "MiB", 80, lambda s: s.rss_mb),
     Track("Temperature, °C", "s2", "°C", 64, lambda s: s.temperature_c),
     Track("Clock, MHz", "s3", "MHz", 64, lambda s: s.clock_mhz),
     Track("CPU, %", "s6", "% CPU", 56, lambda s: s.cpu_percent, zero=True),
@@ -212,7 +212,7 @@ def stress_chart(samples: Sequence[StressSample], turns: Sequence[StressTurn]) -
         return None
     end = max([sample.t_s for sample in samples] + [turn.started_s for turn in turns])
     x = x_scale(0.0, end)
-    panels = _panels(samples, tracks, x, top=42)
+    panels = _panels(samples, tracks, x, top=56)
     # The time per token of each turn goes below the speed: stutter shows as spread.
     timed = [turn for turn in turns if turn.tpot_ms is not None]
     if timed:
@@ -256,7 +256,7 @@ def stress_chart(samples: Sequence[StressSample], turns: Sequence[StressTurn]) -
 def samples_table(samples: Sequence[StressSample]) -> Table:
     return Table(
         "Samples",
-        ("s", "tok/s", "RSS MB", "°C", "MHz", "CPU %"),
+        ("s", "tok/s", "RSS MiB", "°C", "MHz", "CPU %"),
         tuple(
             (s.t_s, s.tokens_per_s, s.rss_mb, s.temperature_c, s.clock_mhz, s.cpu_percent)
             for s in samples
