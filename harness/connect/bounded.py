@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+import paramiko
+
 from harness.deadline import Deadline
 
 Result = TypeVar("Result")
@@ -37,3 +39,10 @@ def bounded(
     if errors:
         raise errors[0]
     return results[0]
+
+
+def is_gone(transport: paramiko.Transport, patience_s: float = 1.0) -> bool:
+    """Whether the connection has ended; a channel learns of it a moment before its transport."""
+    if transport.is_active():
+        transport.join(patience_s)
+    return not transport.is_active()

@@ -14,7 +14,7 @@ from typing import Protocol
 import paramiko
 
 from harness.connect import shell
-from harness.connect.bounded import bounded
+from harness.connect.bounded import bounded, is_gone
 from harness.deadline import Deadline
 from harness.errors import BoardError
 
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 CHUNK = 1 << 15  # bytes; a channel packet
 GRACE_S = 2.0  # for the rest of the output after the shell itself ended without its end marker
 CLEAN_UP_S = 10.0
+OPEN_ATTEMPTS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +64,7 @@ def execute(
     except BoardError:
         raise
     except (paramiko.SSHException, EOFError, OSError) as error:
-        if not wire.transport.is_active():
+        if is_gone(wire.transport):
             raise wire.lost(title) from error
         raise wire.error(
             "protocol", f"{title}: the server would not run it: {error or type(error).__name__}"
@@ -89,6 +90,7 @@ class _Call:
         self.token = secrets.token_hex(16)
         self.head = shell.frame(self.token, script)
         self.feed = feed
+        self.feed_error: BaseException | None = None
         self.channel: paramiko.Channel | None = None
         self.begun: shell.Begun | None = None
         self.stdout, self.stderr = bytearray(), bytearray()
@@ -105,24 +107,40 @@ class _Call:
         if noise.strip():
             log.info("%s: noise around the output: %r", self.title, bytes(noise[:500]))
         if out.status is None:
+            if is_gone(self.wire.transport):
+                raise self.wire.lost(self.title)
             raise self.no_end(out, noise, channel)
         return CommandResult(out.status, out.payload, err.payload, seconds, noise)
 
     def open(self) -> paramiko.Channel:
-        def start() -> paramiko.Channel:
-            channel = self.wire.transport.open_session(timeout=max(0.1, self.deadline.remaining))
-            self.channel = channel
-            channel.exec_command(shell.BOOT)
-            return channel
+        """A channel on which the server runs `BOOT`.
 
-        try:
-            return bounded(start, self.deadline)
-        except TimeoutError as error:
-            if not self.wire.transport.is_active():
-                raise self.wire.lost(self.title) from error
-            raise self.wire.error(
-                "timeout", f"{self.title}: no channel was opened in time", expected="an answer"
-            ) from error
+        Tried again when the server closes it unasked, as dropbear does when a child of another
+        channel ends at that moment: the script was not sent yet, so nothing can run twice.
+        """
+        for attempt in range(OPEN_ATTEMPTS):
+            try:
+                return bounded(self.start, self.deadline)
+            except TimeoutError as error:
+                if is_gone(self.wire.transport, 0):
+                    raise self.wire.lost(self.title) from error
+                raise self.wire.error(
+                    "timeout", f"{self.title}: no channel was opened in time", expected="an answer"
+                ) from error
+            except paramiko.SSHException as error:
+                last = attempt == OPEN_ATTEMPTS - 1
+                if last or is_gone(self.wire.transport, 0.1):
+                    raise
+                log.info("%s: channel refused (%s), trying again", self.title, error)
+                self.close()
+                threading.Event().wait(0.05 * 4**attempt)
+        raise AssertionError("the last attempt returns or raises")
+
+    def start(self) -> paramiko.Channel:
+        channel = self.wire.transport.open_session(timeout=max(0.1, self.deadline.remaining))
+        self.channel = channel
+        channel.exec_command(shell.BOOT)
+        return channel
 
     def write(self, channel: paramiko.Channel) -> None:
         """On a thread of its own: the board may not read before its output was taken."""
@@ -133,6 +151,8 @@ class _Call:
             channel.shutdown_write()
         except (OSError, EOFError, paramiko.SSHException) as error:
             log.debug("%s: input not taken: %r", self.title, error)
+        except BaseException as error:  # of the feed itself; raised by the pump
+            self.feed_error = error
 
     def pump(self, channel: paramiko.Channel) -> None:
         poller = select.poll()
@@ -149,6 +169,9 @@ class _Call:
                 self.token, self.stderr, 0
             ):
                 return  # children that keep the streams open are not waited for
+            if self.feed_error is not None:
+                self.end_remote()
+                raise self.feed_error
             if not self.wire.transport.is_active():
                 raise self.wire.lost(self.title)
             if channel.exit_status_ready():

@@ -42,7 +42,8 @@ exit "$_h_s"
 # Ends a process group with its session (g) or a tree (t) of processes and prints `gone`, or `left`
 # and their ids. The session counts because `timeout`, for one, makes a group of its own; what was
 # started detached has a session of its own and is left alone. `kill -SIGNAL -GROUP` is the one
-# spelling that dash, bash and busybox share. A zombie counts as gone: it holds nothing, and some boards' init never collects it.
+# spelling that dash, bash and busybox share. A zombie counts as gone: it holds nothing, and some
+# boards' init never collects it.
 _END_PROCESSES = """root=%(pid)d mode=%(mode)s
 tree=$root
 scan() {

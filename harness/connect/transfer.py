@@ -14,7 +14,7 @@ from typing import IO, Any, NoReturn, Protocol
 
 import paramiko
 
-from harness.connect.bounded import bounded
+from harness.connect.bounded import bounded, is_gone
 from harness.connect.command import CommandResult
 from harness.deadline import Deadline
 from harness.errors import BoardError
@@ -153,10 +153,10 @@ class Transfer:
 
         try:
             mine = bounded(start, deadline.within(SFTP_START_S, "starting SFTP"))
-        except (OSError, EOFError, paramiko.SSHException) as error:
+        except (OSError, EOFError, paramiko.SSHException, paramiko.SFTPError) as error:
             for channel in opened:
                 _close(channel)
-            if not self._session.transport.is_active():
+            if is_gone(self._session.transport, 0.2):
                 raise self._session.lost("starting SFTP") from error
             if deadline.expired:
                 raise self._session.error("timeout", "SFTP did not start in time") from error
@@ -180,10 +180,11 @@ class Transfer:
             raise self._session.error(
                 "timeout", f"{doing} {path} did not end in time", expected="an end in time"
             ) from error
-        except (OSError, EOFError, paramiko.SSHException) as error:
-            if not self._session.transport.is_active():
-                raise self._session.lost(f"{doing} {path}") from error
+        except (OSError, EOFError, paramiko.SSHException, paramiko.SFTPError) as error:
+            # With an error number it is the server's answer, otherwise trouble with the channel.
             if not isinstance(error, OSError) or error.errno is None:
+                if is_gone(self._session.transport, 0.5):
+                    raise self._session.lost(f"{doing} {path}") from error
                 self.drop(client)
             if isinstance(error, FileNotFoundError):
                 raise self._session.error("transfer", f"{doing} {path}: no such file") from error
@@ -361,5 +362,5 @@ def _path(remote: str) -> str:
 def _close(what: paramiko.SFTPClient | paramiko.Channel) -> None:
     try:
         bounded(what.close, Deadline.after(2.0, "closing a file channel"))
-    except (OSError, EOFError, paramiko.SSHException) as error:
+    except (OSError, EOFError, paramiko.SSHException, paramiko.SFTPError) as error:
         log.debug("closing a file channel: %r", error)

@@ -93,14 +93,14 @@ def _refuse_count(value: Any) -> int | str:
     return count
 
 
-def _key_file(value: Any, info: ValidationInfo) -> Path:
+def _key_file(value: Any, info: ValidationInfo) -> str:
     if not isinstance(value, (str, Path)) or not str(value):
         raise Refused(describe(value), "the path of a private key file")
     if "PRIVATE KEY" in str(value):
         raise Refused("the text of a private key", "the path of a key file", "never paste keys")
     path = Path(value).expanduser()
     folder = (info.context or {}).get("folder")
-    return Path(folder) / path if folder else path
+    return str(Path(folder) / path if folder else path)
 
 
 def _folder(value: str) -> str:
@@ -287,10 +287,14 @@ class Board(Entry):
                 "one of them",
                 "name its address in 'host', or write 'virtual: {}' for a simulated board",
             )
-        extra = self.model_fields_set & {"host", "port", "host_key", "key_file", "jump"}
+        extra = [
+            key
+            for key in ("host", "port", "host_key", "key_file", "jump")
+            if getattr(self, key) != type(self).model_fields[key].default
+        ]
         if self.virtual is not None and extra:
             raise Refused(
-                f"'virtual' together with {', '.join(map(repr, sorted(extra)))}",
+                f"'virtual' together with {', '.join(map(repr, extra))}",
                 "one or the other: a virtual board chooses these itself",
             )
         return self
