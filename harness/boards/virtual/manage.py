@@ -263,7 +263,7 @@ def _end(state: State, folder: Path) -> bool:
             _signal(state, signal.SIGKILL)
             _gone(state, folder, STOP_SECONDS / 2)
         # A board that was killed, or was frozen, could not end them; they are found by identity.
-        processes.send(signal.SIGKILL, below)
+        processes.kill(below)
     with contextlib.suppress(FileNotFoundError):
         (folder / STATE).unlink()
     return was_alive

@@ -79,6 +79,17 @@ def send(signum: int, entries: list[Entry]) -> None:
                 os.kill(item.pid, signum)
 
 
+def kill(entries: list[Entry], seconds: float = 5.0) -> list[int]:
+    """SIGKILL to those that still live; returns pids that live on after `seconds`."""
+    end = time.monotonic() + seconds
+    while True:
+        living = [item for item in entries if start_of(item.pid) == f"{boot_id()}/{item.start}"]
+        if not living or time.monotonic() > end:
+            return [item.pid for item in living]
+        send(signal.SIGKILL, living)
+        time.sleep(0.01)
+
+
 def kill_tree(pid: int, seconds: float = 5.0) -> list[int]:
     """SIGKILL to all below `pid`, repeated for those born meanwhile; returns pids that live on."""
     end = time.monotonic() + seconds

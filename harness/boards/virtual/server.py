@@ -97,7 +97,7 @@ class Board:
         log.info("board %s ends", self.setting.name)
         await self._hush()
         processes.kill_tree(os.getpid())
-        with contextlib.suppress(OSError):
+        if self._is_known():
             os.unlink(STATE, dir_fd=self.folder_descriptor)
 
     def _prepare(self) -> None:
@@ -223,13 +223,27 @@ class Board:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def _is_known(self) -> bool:
+        """Whether the state file names this process; who deletes its folder ends a board."""
+        try:
+            descriptor = os.open(STATE, os.O_RDONLY, dir_fd=self.folder_descriptor)
+        except OSError:
+            return False
+        with os.fdopen(descriptor, "rb") as file:
+            return f'"pid": {os.getpid()},'.encode() in file.read()
+
     async def _watch_idle(self) -> None:
+        """Ends the board when it was unused for long, or can be found by nobody."""
         while time.monotonic() - self.last_busy < self.setting.idle_s:
             await asyncio.sleep(min(IDLE_CHECK_SECONDS, self.setting.idle_s / 4))
             living = [item for item in processes.descendants(os.getpid()) if item.state != "Z"]
             if self.links or self.commands.open or living:
                 self.last_busy = time.monotonic()
-        log.info("idle for %.0f s", self.setting.idle_s)
+            if not self._is_known():
+                log.info("the state file is gone or another's: nobody can find this board")
+                break
+        else:
+            log.info("idle for %.0f s", self.setting.idle_s)
         self.ended.set()
 
     async def _reap(self) -> None:

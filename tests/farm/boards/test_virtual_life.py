@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -152,6 +153,18 @@ def test_a_board_with_a_process_left_on_it_is_not_idle(make_board: Make) -> None
     client.close()
     time.sleep(2)
     assert len(virtual.running()) == 1
+
+
+def test_a_board_whose_state_folder_was_deleted_ends_by_itself(
+    make_board: Make, home: Path
+) -> None:
+    virtual.ensure_running(make_board())
+    pid = pid_of()
+    shutil.rmtree(home / "boards")
+    end = time.monotonic() + 20
+    while processes.start_of(pid) is not None and time.monotonic() < end:
+        time.sleep(0.05)
+    assert processes.start_of(pid) is None
 
 
 def test_the_folder_of_a_board_is_private(make_board: Make, home: Path) -> None:

@@ -137,6 +137,14 @@ def test_features_are_those_common_to_all_allowed_cores() -> None:
     assert common_features([]) == ()
 
 
+def test_a_feature_of_the_allowed_cores_counts_even_if_others_lack_it() -> None:
+    """The container of the golden file may use cores 1 and 2, of which only 1 has AVX-512."""
+    output = raw("x86-container")
+    assert "avx512f" not in parse_probe(output).features
+    only_strong = output.replace(b"Cpus_allowed_list:\t1-2", b"Cpus_allowed_list:\t0-1")
+    assert "avx512f" in parse_probe(only_strong).features
+
+
 def test_wheel_tags_begin_at_the_boards_own_libc_and_end_at_the_oldest_one_with_wheels() -> None:
     tags = platform_tags("aarch64", "glibc 2.31")
     assert tags[0] == "manylinux_2_31_aarch64"
