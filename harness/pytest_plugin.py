@@ -243,11 +243,7 @@ def device_session(request: pytest.FixtureRequest) -> Iterator[DeviceSession]:
 
 
 @pytest.fixture
-def stage_result(
-    stage_case: Case,
-    request: pytest.FixtureRequest,
-    record_property: Any,
-) -> StageResult:
+def stage_result(stage_case: Case, request: pytest.FixtureRequest) -> StageResult:
     """What the stage concluded; raises here, in the set-up, for trouble that is no finding."""
     from harness.cli.output import visible
     from harness.verdicts import Outcome
@@ -256,8 +252,10 @@ def stage_result(
     session: DeviceSession = request.getfixturevalue("device_session")
     with _plain_errors():
         result = session.result(stage_case.board, stage_case.stage)
-    for name, value in session.properties(result).items():
-        record_property(name, visible(str(value)))
+    # Not by record_property: it warns in every run that some readers of JUnit want no properties.
+    request.node.user_properties += [
+        (name, visible(str(value))) for name, value in session.properties(result).items()
+    ]
     if result.outcome is Outcome.ERROR:
         pytest.fail(visible("\n".join(result.explain())), pytrace=False)
     if result.outcome is Outcome.BLOCKED:

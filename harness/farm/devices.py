@@ -45,6 +45,12 @@ class Deployed:
     deployment: Deployment
     package: str  # the model's package, a path on the board
 
+    @property
+    def python(self) -> list[str]:
+        """The start of a command that runs the board's Python with the engine importable."""
+        variables = {**self.board.environment, **self.deployment.environment}
+        return ["env", *(f"{k}={v}" for k, v in variables.items()), *self.deployment.python]
+
 
 class Logged(Silent):
     """Tells a campaign's course to the log; see it with --log-cli-level=INFO."""

@@ -1,0 +1,124 @@
+"""`pytest -m device` from another repository, on virtual boards."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DEADLINE = "from harness.deadline import Deadline\n\nSOON = Deadline.after(60, 'test')\n"
+
+
+@pytest.fixture
+def elsewhere(pytester: pytest.Pytester, lab: Any) -> pytest.Pytester:
+    """A repository without any test, whose boards are this test's own."""
+    del lab  # sets HARNESS_HOME, and ends the boards afterwards
+    return pytester
+
+
+def devices(pytester: pytest.Pytester, boards: str) -> None:
+    pytester.makefile(".yaml", devices="boards:\n" + boards)
+
+
+def properties(case: ElementTree.Element) -> dict[str, str]:
+    return {item.attrib["name"]: item.attrib["value"] for item in case.iter("property")}
+
+
+def test_stages_of_all_boards_are_reported_as_passes_failures_errors_and_skips(
+    elsewhere: pytest.Pytester, model_file: Path
+) -> None:
+    devices(
+        elsewhere,
+        "  good: {virtual: {}}\n"
+        "  sick: {virtual: {}, environment: {ENGINE_FAULT: 'scale:1.02@L02.ffn.down'}}\n"
+        "  bare: {virtual: {no_python: true}}\n",
+    )
+    result = elsewhere.runpytest_subprocess(
+        "-m", "device", "-k", "tiny or accuracy", "--model", str(model_file), "-v", "-rs",
+        "--junit-xml", "report.xml", timeout=200,
+    )  # fmt: skip
+    result.assert_outcomes(passed=3, failed=1, errors=1, skipped=1, deselected=6)
+    result.stdout.fnmatch_lines_random(
+        [
+            "*test_stage?good-accuracy? PASSED*",
+            "*test_stage?sick-accuracy? FAILED*",
+            "*test_stage?bare-tiny? ERROR*",
+            "SKIPPED * blocked by tiny",
+            "*sick accuracy FAIL: *",
+            "*first wrong op: L02.ffn.down",
+            "*bare tiny ERROR (no-python): *",
+        ]
+    )
+    cases = {
+        case.attrib["name"]: case
+        for case in ElementTree.parse(elsewhere.path / "report.xml").iter("testcase")
+    }
+    told = properties(cases["test_stage[good-accuracy]"])
+    assert (told["board"], told["stage"], told["outcome"]) == ("good", "accuracy", "pass")
+    assert told["machine"]
+    assert int(told["cpus"]) > 0
+    assert told["python"].startswith("3.")
+    assert properties(cases["test_stage[bare-tiny]"])["outcome"] == "error"
+
+
+OWN = (
+    DEADLINE
+    + """
+import pytest
+
+@pytest.mark.device
+def test_engine_is_there(board, deployed):
+    command = [*deployed.python, "-c", "import engine, numpy; print(numpy.ones(3).sum())"]
+    assert deployed.session.run(command, deadline=SOON, check=True).stdout == b"3.0\\n"
+    assert deployed.session.run(["test", "-s", deployed.package], deadline=SOON).status == 0
+    assert deployed.board is board
+
+@pytest.mark.device
+def test_prints_what_no_xml_may_hold(deployed, record_property):
+    said = deployed.session.run("printf 'a\\\\000b\\\\033[31mc\\\\377]]>'", deadline=SOON).stdout
+    assert b"\\x1b" in said and b"\\0" in said
+    record_property("said", said.decode("latin-1"))
+    print(said.decode("latin-1"))
+    pytest.fail(said.decode("latin-1"))
+"""
+)
+
+
+def test_own_tests_get_a_deployed_board_and_any_output_gives_readable_junit(
+    elsewhere: pytest.Pytester, model_file: Path
+) -> None:
+    devices(elsewhere, "  one: {virtual: {}}\n  two: {virtual: {}}\n")
+    elsewhere.makepyfile(test_own=OWN)
+    result = elsewhere.runpytest_subprocess(
+        "test_own.py", "--model", str(model_file), "--junit-xml", "report.xml", timeout=120
+    )
+    result.assert_outcomes(passed=2, failed=2)
+    report = ElementTree.parse(elsewhere.path / "report.xml")
+    assert len(list(report.iter("failure"))) == 2
+
+
+DYING = """
+import os, signal
+import pytest
+
+@pytest.mark.device
+def test_dies(deployed):
+    {death}
+"""
+
+
+@pytest.mark.parametrize("death", ["os._exit(3)", "os.kill(os.getpid(), signal.SIGSEGV)"])
+def test_a_test_that_kills_its_process_leaves_the_board_free_for_the_next(
+    elsewhere: pytest.Pytester, model_file: Path, lab: Any, death: str
+) -> None:
+    devices(elsewhere, "  one: {virtual: {}}\n")
+    elsewhere.makepyfile(test_dying=DYING.format(death=death))
+    dead = elsewhere.runpytest_subprocess("test_dying.py", "--model", str(model_file), timeout=120)
+    assert dead.ret in (3, -11)
+    assert lab.leases.holder("one") is None
+    again = elsewhere.runpytest_subprocess(
+        "-m", "device", "-k", "tiny", "--model", str(model_file), timeout=120
+    )
+    again.assert_outcomes(passed=1, deselected=4)
