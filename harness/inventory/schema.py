@@ -256,7 +256,7 @@ class Board(Entry):
     tags: tuple[Annotated[str, AfterValidator(_tag)], ...] = ()
     python: OneLine | None = None  # path on the board; None: the probe looks for one
     threads: Annotated[int | Literal["auto"], BeforeValidator(_threads)] = "auto"
-    pin: Annotated[Literal["big"] | tuple[int, ...] | None, BeforeValidator(_pin)] = None
+    pin: Annotated[Literal["big"] | tuple[int, ...], BeforeValidator(_pin)] | None = None
     environment: dict[Annotated[str, AfterValidator(_variable)], str] = Field(default_factory=dict)
     folders: tuple[Annotated[str, AfterValidator(_folder)], ...] = DEFAULT_FOLDERS
     power: Power | None = None
