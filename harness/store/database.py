@@ -192,7 +192,7 @@ def _url(target: Path | str) -> sa.URL:
     if isinstance(target, str) and "://" in target:
         try:
             url = sa.make_url(target)
-        except exc.ArgumentError as error:
+        except (exc.ArgumentError, ValueError) as error:
             raise HarnessError(
                 "this is no database URL",
                 expected="a path or postgresql://user@host/name",

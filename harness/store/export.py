@@ -78,7 +78,10 @@ def flat(frame: pd.DataFrame) -> pd.DataFrame:
     result = frame.copy()
     for name in result.columns:
         column = result[name]
-        if column.map(lambda value: isinstance(value, (dict, list))).any():
+        if (
+            column.dtype == object
+            and column.map(lambda value: isinstance(value, (dict, list))).any()
+        ):
             result[name] = column.map(
                 lambda value: (
                     None if value is None else json.dumps(value, ensure_ascii=False, sort_keys=True)

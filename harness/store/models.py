@@ -13,6 +13,7 @@ from sqlalchemy import (
     BigInteger,
     DateTime,
     Dialect,
+    Double,
     ForeignKey,
     Index,
     MetaData,
@@ -66,6 +67,7 @@ class Base(DeclarativeBase):
     )
     type_annotation_map = {  # noqa: RUF012 - read by the declarative base, never changed
         datetime.datetime: UtcDateTime,
+        float: Double(),
         dict[str, Any]: JsonColumn,
         list[str]: JsonColumn,
     }

@@ -130,6 +130,21 @@ class Store:
         with self.database.reading() as session:
             return _get(session, CampaignRow, campaign_id)
 
+    def find_campaign(self, text: str) -> str:
+        """The id that begins with `text`, or the newest for "last".
+
+        Raises HarnessError if there is none, or more than one.
+        """
+        if text != "last":
+            return self._find(CampaignRow, text)
+        with self.database.reading() as session:
+            newest = session.scalars(
+                sa.select(CampaignRow.id).order_by(CampaignRow.started_at.desc()).limit(1)
+            ).first()
+        if newest is None:
+            raise HarnessError("there is no campaign yet", remedy="run `harness bringup`")
+        return newest
+
     # Runs
 
     def begin_run(
@@ -258,6 +273,23 @@ class Store:
         if row is None:
             raise _unknown("run", run_id)
         return row
+
+    def find_run(self, text: str) -> str:
+        """The id that begins with `text`. Raises HarnessError if there is none, or more."""
+        return self._find(RunRow, text)
+
+    def _find(self, kind: type[CampaignRow] | type[RunRow], text: str) -> str:
+        query = sa.select(kind.id).where(kind.id.startswith(text, autoescape=True)).limit(2)
+        with self.database.reading() as session:
+            found = session.scalars(query).all()
+        what = "campaign" if kind is CampaignRow else "run"
+        if not found or not text:
+            raise _unknown(what, text)
+        if len(found) > 1:
+            raise HarnessError(
+                f"more than one {what} begins with {text!r}", remedy="give more of its characters"
+            )
+        return found[0]
 
     def unfinished(self, campaign_id: str, board: str) -> list[RunRow]:
         """The campaign's runs on this board without a verdict, the oldest first."""

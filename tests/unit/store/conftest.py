@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +57,7 @@ def add_run(store: Store, verdict: Verdict) -> Callable[..., str]:
         board: str = "virt-1",
         stage: str = "curve",
         outcome: Outcome = Outcome.FAIL,
-        **values: str,
+        **values: Any,
     ) -> str:
         campaign = campaign or store.begin_campaign("bringup", ["harness", "bringup"], {})
         run_id = store.begin_run(

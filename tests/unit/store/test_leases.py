@@ -304,7 +304,7 @@ def test_contending_processes_that_are_killed_never_share_the_board(
             worker.join()
     tokens = [int(line) for line in (tmp_path / "board").read_text().split()]
     assert not list(tmp_path.glob("violation-*"))
-    assert len(tokens) > 50
+    assert len(tokens) > 20
     assert tokens == sorted(set(tokens))
     # Whoever was killed last holds nothing any more, although the lease is for an hour.
     Leases(store).acquire("rk-01", reason="after the fight", ttl_s=60)
