@@ -24,6 +24,7 @@ def golden(decoder: Decoder, context: JobContext, when: str) -> dict[str, Any]:
     decoder.reset()
     generation = generate(decoder, prompt, max_new=int(parameters["count"]))
     tokens = [int(event.token) for event in generation]
+    tpot_s = generation.result.tpot_s
     decoder.reset()
     told = {
         "when": when,
@@ -31,6 +32,7 @@ def golden(decoder: Decoder, context: JobContext, when: str) -> dict[str, Any]:
         "at_s": context.elapsed_s,
         "tokens": tokens,
         "hash": hash_of(tokens),
+        "tokens_per_s": 1 / tpot_s if tpot_s else 1.0,
     }
     context.data("golden", told)
     return told

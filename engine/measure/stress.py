@@ -19,17 +19,36 @@ from engine.measure.golden import golden
 if TYPE_CHECKING:
     from engine.decode import Decoder
 
-CANCEL_EVERY = 4  # turns
+CANCEL_EVERY = 3  # turns; the second is the first
 CANCEL_AFTER = 3  # tokens
 IDLE_EVERY = 6  # turns
 GOLDEN_EVERY_S = 300.0
+SMALLEST = 128  # positions
+FILLS = 4
+GENERATED = 0.6
 
 
 def run(context: JobContext) -> None:
-    decoder = context.decoder(context=int(context.parameter("context")))
-    golden(decoder, context, "before" if context.attempt == 0 else "restarted")
+    largest = int(context.parameter("context"))
+    decoder = context.decoder(context=largest)
+    told = golden(decoder, context, "before" if context.attempt == 0 else "restarted")
+    size = largest
+    if context.spec.parameters.get("may_shrink"):
+        left_s = 60.0 * float(context.parameter("minutes")) - context.elapsed_s
+        size = fitting_context(largest, told["tokens_per_s"], left_s)
+        decoder = context.decoder(context=size)
+    context.data("context", {"largest": largest, "used": size})
     Stress(decoder, context).run()
     golden(decoder, context, "after")
+
+
+def fitting_context(largest: int, tokens_per_s: float, seconds: float) -> int:
+    """A context that dialogues fill FILLS times in `seconds`, so that its limit is really met.
+
+    About GENERATED of a dialogue's positions are generated; the rest is prefilled, much faster.
+    """
+    positions = tokens_per_s * seconds / FILLS / GENERATED
+    return min(largest, max(SMALLEST, int(positions) // 32 * 32))
 
 
 class Stress:
@@ -84,7 +103,7 @@ class Stress:
         from engine.sampling import Sampling
 
         self.turns += 1
-        planned = self.turns % CANCEL_EVERY == 0
+        planned = self.turns % CANCEL_EVERY == 2
         started_s = self.context.elapsed_s
         head = {
             "conversation": conversation,

@@ -45,14 +45,14 @@ def logits_agreement(reference: Array, board: Array) -> LogitsAgreement:
             top1=0.0, top1_low=0.0, top1_high=1.0, kl_histogram=(),
         )  # fmt: skip
     divergence = kl_rows(reference[:n], board[:n])
-    mean, low, high = mean_interval(divergence)
+    low, high = mean_interval(divergence)
     same = int((reference[:n].argmax(axis=-1) == board[:n].argmax(axis=-1)).sum())
     top1_low, top1_high = wilson(same, n)
     edges = np.arange(-12, 3)
     counts, _ = np.histogram(np.log10(np.maximum(divergence, SMALLEST_KL)), bins=edges)
     return LogitsAgreement(
         positions=n,
-        mean_kl=mean,
+        mean_kl=float(divergence.mean()),
         p99_kl=float(np.percentile(divergence, 99)),
         mean_kl_low=low,
         mean_kl_high=high,

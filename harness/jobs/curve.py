@@ -181,26 +181,25 @@ def speed_at(points: Sequence[CurvePoint], which: Any) -> float:
 
 
 def at_least(name: str, value: float, limit: float | None, unit: str, what: str) -> Check:
-    good = limit is None or value >= limit
-    return _budget(name, value, limit, unit, f"{what}, at least {limit:g} wanted", what, good)
+    """`what` is a clause for the sentence, such as "12.3 tokens/s at 2048 positions"."""
+    return _budget(name, value, limit, unit, what, "at least", limit is None or value >= limit)
 
 
 def at_most(name: str, value: float, limit: float | None, unit: str, what: str) -> Check:
-    good = limit is None or value <= limit
-    return _budget(name, value, limit, unit, f"{what}, at most {limit:g} wanted", what, good)
+    return _budget(name, value, limit, unit, what, "at most", limit is None or value <= limit)
 
 
 def _budget(
-    name: str, value: float, limit: float | None, unit: str, judged: str, bare: str, good: bool
+    name: str, value: float, limit: float | None, unit: str, what: str, bound: str, good: bool
 ) -> Check:
-    text = judged if limit is not None else f"{bare}; the budget sets no limit"
+    wanted = "the budget sets no limit" if limit is None else f"{bound} {limit:g} {unit}".rstrip()
     return Check(
         name=name,
         outcome=Outcome.PASS if good else Outcome.FAIL,
         measured=value,
         limit=limit,
         unit=unit,
-        sentence=text[0].upper() + text[1:] + ".",
+        sentence=f"{what[0].upper()}{what[1:]}; {wanted}{'' if limit is None else ' wanted'}.",
     )
 
 

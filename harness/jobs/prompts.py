@@ -30,10 +30,7 @@ all of them." His daughter, who studies mathematics, calls this the price of not
 question. She is right, of course; but he has seen three storms that no forecast had, and after \
 each of them someone came and asked what the sea had done the night before."""
 
-QUESTION = (
-    "Explain in detail how a lighthouse works, how its lamp and lens were built, and why ships "
-    "still need it today. Write several paragraphs."
-)
+QUESTION = "What is the difference between weather and climate?"
 
 TURNS = (
     "Tell me about the sea at night.",
