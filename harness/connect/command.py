@@ -9,7 +9,7 @@ import select
 import threading
 import time
 from collections.abc import Iterable
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import paramiko
 
@@ -94,6 +94,7 @@ class _Call:
         self.channel: paramiko.Channel | None = None
         self.begun: shell.Begun | None = None
         self.stdout, self.stderr = bytearray(), bytearray()
+        self.ended = [False, False]  # whether the end marker was seen on stdout, on stderr
         self.started = time.monotonic()
 
     def run(self) -> CommandResult:
@@ -162,12 +163,12 @@ class _Call:
             sizes = len(self.stdout), len(self.stderr)
             self.drain(channel)
             if len(self.stdout) + len(self.stderr) > self.limit:
-                self.stop("protocol", f"printed more than {self.limit} bytes", "less output")
+                self.stop("protocol", f"printed more than {self.limit} bytes")
             if self.begun is None:
                 self.begun = shell.find_begin(self.token, self.stdout)
-            if shell.has_end(self.token, self.stdout, sizes[0]) and shell.has_end(
-                self.token, self.stderr, 0
-            ):
+            for at, stream in enumerate((self.stdout, self.stderr)):
+                self.ended[at] |= shell.has_end(self.token, stream, sizes[at])
+            if all(self.ended):
                 return  # children that keep the streams open are not waited for
             if self.feed_error is not None:
                 self.end_remote()
@@ -181,7 +182,7 @@ class _Call:
                     return
             if self.deadline.expired:
                 took = time.monotonic() - self.started
-                self.stop("timeout", f"did not end within {took:.1f} s", "an end in time")
+                self.stop("timeout", f"did not end within {took:.1f} s")
             pause = min(self.deadline.remaining, 0.5)
             if channel.eof_received:
                 channel.status_event.wait(min(pause, 0.05))  # the pipe below stays readable now
@@ -198,11 +199,10 @@ class _Call:
             if len(self.stderr) > self.limit:
                 return
 
-    def stop(self, kind: str, what: str, expected: str) -> None:
+    def stop(self, kind: str, what: str) -> NoReturn:
         """Ends the remote processes, then raises."""
-        left = self.end_remote()
-        tail = f"; its processes on the board {left}"
-        raise self.wire.error(kind, f"{self.title} {what}{tail}", expected=expected)
+        became = self.end_remote()
+        raise self.wire.error(kind, f"{self.title} {what}; its processes on the board {became}")
 
     def end_remote(self) -> str:
         """What became of the command's processes, for people."""

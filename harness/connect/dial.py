@@ -10,6 +10,7 @@ import random
 import re
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +241,7 @@ def _attempt(
 
 
 @contextlib.contextmanager
-def _slot(target: Target, deadline: Deadline) -> Any:
+def _slot(target: Target, deadline: Deadline) -> Iterator[None]:
     with _slots_lock:
         slot = _slots.setdefault(
             (target.host, target.port), threading.BoundedSemaphore(CONNECTS_PER_HOST)
@@ -325,13 +326,11 @@ def _log_in(
         transport = connection.client.get_transport()
         if str(error) == "No authentication methods available":
             raise _refused(target, error) from error
-        if transport is not None and transport.initial_kex_done:
-            stage, kind = "during log-in", "unreachable"
-        else:
-            stage, kind = "before the SSH key exchange was done", "unreachable"
+        keyed = transport is not None and transport.initial_kex_done
+        stage = "during log-in" if keyed else "before the SSH key exchange was done"
         raise _Transient(
             target.error(
-                kind,
+                "unreachable",
                 f"{target.address} gave up {stage}: {_reason(error)}",
                 "an SSH server that answers",
                 "it may still be starting or be short of memory; try again",

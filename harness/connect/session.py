@@ -6,7 +6,7 @@ import io
 import logging
 import shlex
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -92,10 +92,16 @@ class BoardSession:
         return result
 
     def execute(
-        self, script: str, *, deadline: Deadline, feed: Any = (), limit_bytes: int = LIMIT_BYTES
+        self,
+        script: str,
+        *,
+        deadline: Deadline,
+        feed: Iterable[bytes] = (),
+        limit_bytes: int = LIMIT_BYTES,
+        title: str = "",
     ) -> CommandResult:
-        """`run` for a script whose input is made as it is sent."""
-        title = _title(script)
+        """`run` for a script whose input is made as it is sent. `title` names it in messages."""
+        title = title or _title(script)
         if not self.alive:
             raise self.lost(title)
         result = execute(
@@ -182,6 +188,6 @@ def _title(script: str) -> str:
     return f"`{line if len(line) <= 60 else line[:59] + '…'}`"
 
 
-def _chunks(data: bytes) -> Any:
+def _chunks(data: bytes) -> Iterator[bytes]:
     step = 1 << 15
     return (data[at : at + step] for at in range(0, len(data), step))

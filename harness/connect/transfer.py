@@ -8,9 +8,9 @@ import logging
 import os
 import shlex
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, NoReturn, Protocol
+from typing import IO, NoReturn, Protocol
 
 import paramiko
 
@@ -31,7 +31,7 @@ if command -v sha256sum >/dev/null 2>&1; then sum=$(sha256sum <"$p")
 elif command -v shasum >/dev/null 2>&1; then sum=$(shasum -a 256 <"$p")
 elif command -v openssl >/dev/null 2>&1; then sum=$(openssl dgst -sha256 -r <"$p")
 else
-  for python in "${HARNESS_PYTHON-python3}" python3 python; do
+  for python in python3 python; do
     sum=$("$python" -c 'import hashlib, sys
 h = hashlib.sha256()
 for b in iter(lambda: sys.stdin.buffer.read(1 << 20), b""): h.update(b)
@@ -52,7 +52,13 @@ class Carrier(Protocol):
     @property
     def transport(self) -> paramiko.Transport: ...
     def execute(
-        self, script: str, *, deadline: Deadline, feed: Any = (), limit_bytes: int = ...
+        self,
+        script: str,
+        *,
+        deadline: Deadline,
+        feed: Iterable[bytes] = (),
+        limit_bytes: int = ...,
+        title: str = "",
     ) -> CommandResult: ...
     def error(
         self, kind: str, found: str, *, expected: str = "", remedy: str = ""
@@ -95,9 +101,16 @@ class Transfer:
         path = _path(remote)
         client = self.client(deadline)
         if client is None:
-            script = f"tail -c +{offset + 1} < {shlex.quote(path)} | head -c {limit}"
-            found = f"[ -f {shlex.quote(path)} ] || exit 44\n{script}"
-            result = self._session.execute(found, deadline=deadline, limit_bytes=limit + (1 << 20))
+            script = (
+                f'p={shlex.quote(path)}\n[ -f "$p" ] || exit 44\n'
+                f'tail -c +{offset + 1} <"$p" | head -c {limit}'
+            )
+            result = self._session.execute(
+                script,
+                deadline=deadline,
+                limit_bytes=limit + (1 << 20),
+                title=f"reading {path}",
+            )
             if result.status == 44:
                 raise self._session.error("transfer", f"no file {path}", expected="a file")
             if result.status != 0 or (result.stderr and not result.stdout):
@@ -259,7 +272,7 @@ class _Upload:
                     if channel is not None:
                         channel.settimeout(max(0.1, self.deadline.remaining))
                     handle.write(chunk)
-        return self.said(self.session.execute(self.script("") + _PUBLISH, deadline=self.deadline))
+        return self.said(self.execute(self.script("") + _PUBLISH))
 
     def through_cat(self, have: int) -> None:
         said = self.cat(have)
@@ -268,10 +281,12 @@ class _Upload:
 
     def cat(self, have: int) -> str:
         append = 'cat >>"$p" || exit 1' if have else 'cat >"$p" || exit 1'
-        result = self.session.execute(
-            self.script(append) + _PUBLISH, deadline=self.deadline, feed=self.chunks(have)
+        return self.said(self.execute(self.script(append) + _PUBLISH, self.chunks(have)))
+
+    def execute(self, script: str, feed: Iterable[bytes] = ()) -> CommandResult:
+        return self.session.execute(
+            script, deadline=self.deadline, feed=feed, title=f"writing {self.remote}"
         )
-        return self.said(result)
 
     def script(self, first: str) -> str:
         return (
@@ -303,7 +318,7 @@ class _Upload:
     def there(self) -> int:
         """Bytes of this very content that an earlier, interrupted push left."""
         script = self.script('if [ -f "$p" ]; then wc -c <"$p"; else echo 0; fi')
-        result = self.session.execute(script, deadline=self.deadline)
+        result = self.execute(script)
         written = result.stdout.strip()
         have = int(written) if written.isdigit() else 0
         return have if have < self.total else 0
@@ -331,7 +346,9 @@ class _Upload:
         )
         try:
             result = self.session.execute(
-                script, deadline=Deadline.after(10, "removing a partial upload")
+                script,
+                deadline=Deadline.after(10, "removing a partial upload"),
+                title=f"removing {self.partial}",
             )
         except BoardError as trouble:
             log.warning("%s may still be there: %s", self.partial, trouble)
