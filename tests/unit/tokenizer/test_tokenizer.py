@@ -120,6 +120,13 @@ def test_continued_text_keeps_the_space_that_a_new_text_loses() -> None:
     assert tokenizer.decode(ids, start=False) == " hello"
 
 
+def test_each_stretch_of_text_between_control_tokens_loses_its_added_space() -> None:
+    tokenizer = Tokenizer(sentencepiece())
+    ids = tokenizer.encode("hello</s>hello", add_special=False)
+    assert ids == [tokenizer.vocab_size - 1, 2, tokenizer.vocab_size - 1]
+    assert tokenizer.decode(ids) == "hello</s>hello"
+
+
 def test_decoding_needs_neither_tokenizers_nor_jinja2() -> None:
     code = (
         "import sys, json; sys.modules['tokenizers'] = sys.modules['jinja2'] = None\n"
