@@ -135,7 +135,7 @@ def _read_indexed(folder: Path) -> list[_Shard]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise FormatError(f"{index}: weight_map is missing or empty; fetch the index again")
     for name, file in weight_map.items():
-        if not isinstance(file, str) or not file or Path(file).name != file:
+        if not isinstance(file, str) or file in ("", "..") or Path(file).name != file:
             raise FormatError(
                 f"{index}: weight_map[{name!r}] is {file!r}, expected the name of a file beside it"
             )
