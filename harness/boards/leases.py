@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from harness.errors import BoardError, HarnessError
@@ -89,16 +88,8 @@ class Leases:
         if ttl_s <= 0:
             raise ValueError(f"a lease needs a time to live, found {ttl_s} s")
         holder = owner or current_owner()
-        try:
-            return self._acquire(board, holder, reason, ttl_s)
-        except IntegrityError:
-            # Two first owners of a board at once, on a database with row locks: one row was
-            # inserted meanwhile, and now there is one to look at.
-            return self._acquire(board, holder, reason, ttl_s)
-
-    def _acquire(self, board: str, owner: str, reason: str, ttl_s: float) -> Lease:
         with self._database.writing() as session:
-            row = session.get(LeaseRow, board, with_for_update=True)
+            row = session.get(LeaseRow, board)
             if row is not None and self._is_held(session, row):
                 raise _busy(_holder(row))
             if row is None:
@@ -107,16 +98,16 @@ class Leases:
             elif row.released_at is None:
                 log.warning("board %s: taking over the lease of %s", board, row.owner)
             row.token += 1
-            row.owner, row.reason, row.ttl_s = owner, reason, ttl_s
+            row.owner, row.reason, row.ttl_s = holder, reason, ttl_s
             row.released_at = None
             row.acquired_at = datetime.datetime.now(datetime.UTC)
             self._renew(session, row)
-            return Lease(board, owner, reason, row.token, ttl_s, self)
+            return Lease(board, holder, reason, row.token, ttl_s, self)
 
     def heartbeat(self, lease: Lease) -> None:
         """See Lease.heartbeat. A lease that ran out but was not taken over is renewed."""
         with self._database.writing() as session:
-            row = session.get(LeaseRow, lease.board, with_for_update=True)
+            row = session.get(LeaseRow, lease.board)
             if row is None or row.token != lease.token or row.released_at is not None:
                 raise _lost(lease, None if row is None else row)
             self._renew(session, row)

@@ -2,7 +2,8 @@
 
 SQLite runs in WAL mode: readers never wait, and one writer at a time across threads and processes
 takes its turn with BEGIN IMMEDIATE (a transaction that starts as a reader and then writes would
-fail at once when another writer was quicker).
+fail at once when another writer was quicker). On PostgreSQL writers take turns too, by an advisory
+lock: results are written rarely, and whoever checks before writing needs no second thought.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from harness.store.migrations import HEAD
 from harness.store.owner import boot_identity
 
 BUSY_SECONDS = 60.0  # how long a writer waits for its turn
-_MIGRATION_LOCK = 0x6465636F6465  # PostgreSQL advisory lock: "decode"
+_WRITERS_LOCK = 0x6465636F6465  # PostgreSQL advisory lock: "decode"
 
 T = TypeVar("T")
 
@@ -75,7 +76,8 @@ class Database:
         """
         if self.is_sqlite:
             return f"boot {boot_identity()}", time.monotonic()
-        seconds = session.scalar(sa.text("SELECT extract(epoch FROM clock_timestamp())"))
+        with session.no_autoflush:  # rows that are still being filled must not be written yet
+            seconds = session.scalar(sa.text("SELECT extract(epoch FROM clock_timestamp())"))
         return "server", float(str(seconds))
 
     @contextlib.contextmanager
@@ -95,7 +97,7 @@ class Database:
     def _create_engine(self) -> Engine:
         if not self.is_sqlite:
             try:
-                return sa.create_engine(self.url, pool_pre_ping=True)
+                engine = sa.create_engine(self.url, pool_pre_ping=True)
             except (ModuleNotFoundError, exc.NoSuchModuleError) as error:
                 raise HarnessError(
                     f"no driver for this kind of database: {error}",
@@ -103,6 +105,8 @@ class Database:
                     expected="a SQLite path, or a PostgreSQL URL with its driver installed",
                     remedy="run: pip install 'psycopg[binary]'",
                 ) from error
+            sa.event.listen(engine, "begin", _take_turn)
+            return engine
         path = Path(str(self.url.database))
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -122,17 +126,12 @@ class Database:
 
     def _migrate(self) -> None:
         with self._reported():
+            with self._engine.connect() as connection:
+                if self._revision(connection) == HEAD:
+                    return
             if self.is_sqlite:
-                with self._engine.connect() as connection:
-                    _retry_locked(lambda: connection.exec_driver_sql("PRAGMA user_version"))
-                    if self._revision(connection) == HEAD:
-                        return
                 self._enable_wal()
             with self._engine.execution_options(writes=True).begin() as connection:
-                if not self.is_sqlite:
-                    connection.execute(
-                        sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK}
-                    )
                 # Another process may have upgraded while this one waited for its turn.
                 if self._revision(connection) != HEAD:
                     upgrade(connection, "head")
@@ -222,6 +221,11 @@ def _prepare_connection(connection: DBAPIConnection, _record: object) -> None:
 def _begin(connection: Connection) -> None:
     writes = connection.get_execution_options().get("writes", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _take_turn(connection: Connection) -> None:
+    if connection.get_execution_options().get("writes", False):
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_WRITERS_LOCK)))
 
 
 def _retry_locked(action: Callable[[], T], patience_s: float = BUSY_SECONDS) -> T:

@@ -118,7 +118,6 @@ class Store:
                     CampaignRow.finished_at.is_(None),
                 )
                 .order_by(CampaignRow.started_at.desc(), CampaignRow.id)
-                .with_for_update()
             )
             for row in rows:
                 if is_dead(row.owner):

@@ -277,10 +277,10 @@ def write_runs(path: Path, name: str, count: int) -> None:
 def test_processes_and_threads_write_at_once_and_nothing_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "results.sqlite"
     children = [
-        processes.Process(target=write_runs, args=(path, f"process-{i}", 15)) for i in range(4)
+        processes.Process(target=write_runs, args=(path, f"process-{i}", 10)) for i in range(4)
     ]
     threads = [
-        threading.Thread(target=write_runs, args=(path, f"thread-{i}", 15)) for i in range(3)
+        threading.Thread(target=write_runs, args=(path, f"thread-{i}", 10)) for i in range(3)
     ]
     for child in children:  # forked before this process has threads
         child.start()
@@ -293,11 +293,11 @@ def test_processes_and_threads_write_at_once_and_nothing_is_lost(tmp_path: Path)
     assert [child.exitcode for child in children] == [0] * 4
     with Store.open(path) as store:
         runs = store.frames.runs()
-        assert len(runs) == 7 * 15
+        assert len(runs) == 7 * 10
         assert set(runs["state"]) == {"judged"}
-        assert len(store.frames.checks()) == 7 * 15
+        assert len(store.frames.checks()) == 7 * 10
         attempts = runs.groupby("board")["attempt"].apply(lambda column: sorted(column))
-        assert all(found == list(range(1, 16)) for found in attempts)
+        assert all(found == list(range(1, 11)) for found in attempts)
 
 
 def test_a_reader_sees_one_state_while_a_writer_writes(
