@@ -204,7 +204,7 @@ def _generate(options: argparse.Namespace) -> int:
             max_new=options.max_new,
             stop_ids=tokenizer.stop_ids,
         )
-        stream, pieces = tokenizer.stream(), []
+        stream, pieces = tokenizer.stream(special=False, start=False), []
         for event in run:
             if event.token not in tokenizer.stop_ids:
                 pieces.append(stream.push(event.token))

@@ -55,8 +55,9 @@ def _read_gguf(checkpoint: Checkpoint) -> ModelLayout:
             "rope.scaling.factor", default=config.number("rope.scale_linear", default=1.0)
         ),
         original_context=config.integer("rope.scaling.original_context_length", default=context),
-        attention_factor=config.optional_number("rope.scaling.attn_factor"),
     )
+    # GGUF's factor multiplies YaRN's own; config.json's (`attention_factor`) replaces it.
+    rope_scale = rope.scale * config.number("rope.scaling.attn_factor", default=1.0)
     sources, tied = _sources(checkpoint, config.integer("block_count"), GGUF_TENSORS)
     divisors = checkpoint.tensors.get("rope_freqs.weight")
     embedding = checkpoint.tensors[sources["embed"]]
@@ -72,7 +73,7 @@ def _read_gguf(checkpoint: Checkpoint) -> ModelLayout:
         context=context,
         rms_eps=config.number("attention.layer_norm_rms_epsilon"),
         rope="llama3" if divisors else rope.kind,
-        rope_scale=rope.scale,
+        rope_scale=rope_scale,
         tied=tied,
         biases="L00.attn.q.bias" in sources,
     )
