@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from harness.jobs.base import StageContext
     from harness.jobs.runlog import RunLog
 
-LOG_LINES = 8  # of the engine's own output, quoted in the evidence
+LOG_LINES = 8  # of the engine's own output, quoted as evidence
 # Errors that say the deployment or the board is at fault, not the engine's arithmetic.
 INFRASTRUCTURE_ERRORS = (
     "ImportError",
@@ -115,7 +115,10 @@ def log_tail(log: RunLog, attempt: object = None) -> str:
 
 def _last_lines(text: str) -> str:
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-    return "\n".join(lines[-LOG_LINES:])
+    # What faulthandler prints begins with the reason and the innermost frames.
+    fatal = [n for n, line in enumerate(lines) if line.startswith("Fatal Python error")]
+    start = fatal[-1] if fatal else max(0, len(lines) - LOG_LINES)
+    return "\n".join(lines[start : start + LOG_LINES])
 
 
 def kill_record(log: RunLog) -> str | None:
