@@ -13,7 +13,7 @@ from harness.farm.results import INTERRUPTED, StageResult
 from harness.farm.resume import orphans
 from harness.jobs import lifecycle
 from harness.jobs.base import Stage, stage_model
-from harness.verdicts import Outcome, Verdict
+from harness.verdicts import Check, Outcome, Verdict
 
 if TYPE_CHECKING:
     from harness.deploy.models import PreparedModel
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 CONNECT_S = 90.0  # connection, banner, host key, authentication, with their own retries
 CLEAN_S = 60.0
+
+# Trouble of the link that a second try may not meet again. Every try is recorded.
+RETRIED = ("board-lost", "board-reset", "timeout")
+ATTEMPTS = 2
 
 
 class Interrupted(Exception):
@@ -48,7 +52,7 @@ class BoardRun:
             self.say("", "waiting for the board")
             with self.campaign.lease(self):
                 try:
-                    placed = self._prepare()
+                    placed = self._prepare_patiently()
                     for stage in self.orders.stages:
                         result = StageRun(self, stage, placed).result()
                         self.campaign.publish(result)
@@ -58,26 +62,27 @@ class BoardRun:
                     self._leave()
         except Interrupted:
             self._mark_interrupted()
-        except BoardError as error:
-            self.trouble(error.kind, headline(error), error.remedy)
         except HarnessError as error:
-            self.trouble("host", headline(error), error.remedy)
+            self.trouble(kind_of(error), error_verdict(error))
 
     # --- results that are no stage's own --------------------------------------------------------
 
-    def trouble(self, kind: str, found: str, remedy: str) -> None:
-        """Records an ERROR for the first undecided stage: the board could not be brought that far.
+    def trouble(self, kind: str, verdict: Verdict) -> None:
+        """An ERROR for the first undecided stage: the board could not be brought that far.
 
         Infrastructure is never a finding about the product.
         """
         stage = self._first_undecided()
         if stage is not None:
-            verdict = Verdict(outcome=Outcome.ERROR, headline=found, remedy=remedy or None)
-            run_id = self.begin_run(stage)
-            self.store.finish_run(run_id, verdict, error_kind=kind)
+            run_id = self._record_trouble(stage, kind, verdict)
             self.campaign.publish(
                 StageResult(self.board.name, stage.name, verdict, run_id, error_kind=kind)
             )
+
+    def _record_trouble(self, stage: Stage, kind: str, verdict: Verdict) -> str:
+        run_id = self.begin_run(stage)
+        self.store.finish_run(run_id, verdict, error_kind=kind)
+        return run_id
 
     def block_rest(self) -> None:
         """Every stage after one that did not pass is recorded as blocked by it."""
@@ -182,6 +187,20 @@ class BoardRun:
 
     # --- before the stages ----------------------------------------------------------------------
 
+    def _prepare_patiently(self) -> Placed:
+        """Tries again when the link broke; what was sent by then is not sent again."""
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return self._prepare()
+            except BoardError as error:
+                stage = self._first_undecided()
+                if error.kind not in RETRIED or stage is None or self.stopping():
+                    raise
+                verdict = error_verdict(error)
+                self._record_trouble(stage, error.kind, verdict)
+                self.campaign.reporter.note(f"{self.board.name}: {verdict.headline}; trying again")
+        return self._prepare()
+
     def _prepare(self) -> Placed:
         models = [self.model_for(stage) for stage in self.orders.stages]
 
@@ -206,9 +225,27 @@ class BoardRun:
             self.store.finish_run(row.id, verdict, error_kind=INTERRUPTED)
 
 
-def headline(error: HarnessError) -> str:
-    """What was found and what was expected, on one line; the remedy is kept apart."""
-    return one_line(error.found + (f"; expected {error.expected}" if error.expected else ""))
+def kind_of(error: HarnessError) -> str:
+    """The stable name of a trouble: a BoardError's own, or that it is the host's."""
+    return error.kind if isinstance(error, BoardError) else "host"
+
+
+def error_verdict(error: HarnessError) -> Verdict:
+    """Trouble as a verdict. Its headline is one line; its check holds the message as a whole."""
+    found = error.found + (f"; expected {error.expected}" if error.expected else "")
+    check = Check(
+        name=kind_of(error),
+        outcome=Outcome.ERROR,
+        measured=error.found,
+        limit=error.expected or None,
+        sentence=found,
+    )
+    return Verdict(
+        outcome=Outcome.ERROR,
+        headline=one_line(found),
+        checks=(check,),
+        remedy=error.remedy or None,
+    )
 
 
 def one_line(text: str, limit: int = 118) -> str:

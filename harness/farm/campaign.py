@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from harness.boards.leases import Leases, lease_guard
 from harness.deadline import Deadline
+from harness.errors import HarnessError
 from harness.farm.progress import Reporter
 from harness.farm.results import INTERRUPTED, CampaignResult, StageResult
 from harness.verdicts import Outcome, Verdict
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from harness.boards.leases import Lease
     from harness.deploy.models import PreparedModel
-    from harness.errors import HarnessError
     from harness.farm.board import BoardRun
     from harness.inventory import Board
     from harness.jobs.base import BringupOptions, Stage
@@ -88,7 +88,10 @@ class Campaign:
                     thread.start()
 
     def _run_board(self, name: str) -> None:
-        from harness.farm.board import BoardRun  # paramiko and the rest, on first use
+        from harness.farm.board import (
+            BoardRun,
+            error_verdict,
+        )  # paramiko and the rest, on first use
 
         run = BoardRun(self, self.boards[name])
         try:
@@ -96,7 +99,8 @@ class Campaign:
         except BaseException:
             # A defect of ours ends this board's part, not the others'.
             self.reporter.note(f"{name}: internal error\n{traceback.format_exc()}")
-            run.trouble("internal", "internal error of the harness", "see the traceback; report it")
+            defect = HarnessError("internal error of the harness", remedy="report the traceback")
+            run.trouble("internal", error_verdict(defect))
         finally:
             run.block_rest()
 

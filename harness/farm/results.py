@@ -34,7 +34,8 @@ class StageResult:
         name = f"{self.board} {self.stage} {self.outcome.value.upper()}{kind}"
         lines = [f"{name}: {self.verdict.headline}"]
         for check in self.verdict.checks:
-            if check.outcome not in (Outcome.PASS, Outcome.BLOCKED):
+            told = check.sentence == self.verdict.headline
+            if check.outcome not in (Outcome.PASS, Outcome.BLOCKED) and not told:
                 lines.append(f"  {check.name}: {check.sentence}")
         if self.verdict.culprit:
             lines.append(f"  first wrong op: {self.verdict.culprit}")

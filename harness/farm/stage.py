@@ -8,8 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.deadline import Deadline
-from harness.errors import BoardError, HarnessError
-from harness.farm.board import Interrupted, headline, one_line
+from harness.errors import HarnessError
+from harness.farm.board import (
+    ATTEMPTS,
+    RETRIED,
+    Interrupted,
+    error_verdict,
+    kind_of,
+    one_line,
+)
 from harness.farm.results import INTERRUPTED, StageResult
 from harness.farm.resume import collected_log, judged, unjudged
 from harness.jobs import lifecycle
@@ -28,10 +35,6 @@ if TYPE_CHECKING:
 START_S = 180.0  # sending the run's inputs included
 COLLECT_S = 600.0  # on top of the run's own deadline: reconnecting, and pulling what it left
 
-# Trouble that a second try may not meet again. Every try is recorded; a FAIL is never retried.
-RETRIED = ("board-lost", "board-reset", "unreachable", "timeout")
-ATTEMPTS = 2
-
 
 class StageRun:
     def __init__(self, run: BoardRun, stage: Stage, placed: Placed) -> None:
@@ -39,7 +42,10 @@ class StageRun:
         self.board, self.store, self.orders = run.board, run.store, run.orders
 
     def result(self) -> StageResult:
-        """Reuses, continues or runs the stage. Raises Interrupted."""
+        """Reuses, continues or runs the stage; trouble is tried once more, a FAIL never.
+
+        Raises Interrupted.
+        """
         campaign, name = self.orders.campaign_id, self.board.name
         earlier: RunRow | None = None
         if self.orders.resumed:
@@ -72,10 +78,8 @@ class StageRun:
         except Interrupted:
             self._record(run_id, _stopped(), INTERRUPTED)
             raise
-        except BoardError as error:
-            kind, verdict = error.kind, _error(error)
         except HarnessError as error:
-            kind, verdict = "host", _error(error)
+            kind, verdict = kind_of(error), error_verdict(error)
         except Exception as error:
             # A defect of ours: told in full, kept apart from findings about the product.
             self.run.campaign.reporter.note(traceback.format_exc())
@@ -162,7 +166,7 @@ class StageRun:
             done, total = event.data.get("done"), event.data.get("total")
             share = None
             if isinstance(done, (int, float)) and isinstance(total, (int, float)) and total > 0:
-                share = done / total
+                share = min(1.0, done / total)
             self.run.say(self.stage.name, str(event.data.get("message") or "running"), share)
 
     def _record(self, run_id: str, verdict: Verdict, kind: str | None) -> None:
@@ -178,10 +182,6 @@ def _defect(error: Exception) -> Verdict:
     return Verdict(
         outcome=Outcome.ERROR, headline=one_line(what), remedy="report it with the traceback above"
     )
-
-
-def _error(error: HarnessError) -> Verdict:
-    return Verdict(outcome=Outcome.ERROR, headline=headline(error), remedy=error.remedy or None)
 
 
 def _plain(deployment: Any) -> dict[str, Any]:
