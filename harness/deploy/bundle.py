@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 BOARD_WHEELS = ("numpy", "psutil")
 LOCK_FILE = Path(__file__).resolve().parents[2] / "requirements" / "lock.txt"
 WHEEL_BYTES_LIMIT = 1 << 30  # unpacked; a larger one is not a wheel of ours
+KEPT_ENGINES = 20  # tars of earlier sources in the cache of the host
 RECIPE = "2"  # raise it when the tar of a wheel is made differently
 # Left out of the tars: a board neither type-checks nor compiles nor tests them.
 _LEFT_OUT_FOLDERS = ("tests", "include", "__pycache__")
@@ -56,6 +57,11 @@ class Bundle:
 
     parts: tuple[Part, ...]
     hash: str
+
+    @property
+    def engine_hash(self) -> str:
+        """Of the engine's sources alone: the same on boards of every kind."""
+        return self.parts[0].sha256
 
 
 def build_bundle(facts: Facts, board: str = "") -> Bundle:
@@ -138,6 +144,9 @@ def _engine_part() -> Part:
     if not path.is_file() or path.stat().st_size != len(data):
         with atomic_file(path) as file:
             file.write(data)
+        made = sorted(path.parent.glob("engine-*.tar"), key=lambda item: item.stat().st_mtime_ns)
+        for old in made[:-KEPT_ENGINES]:
+            old.unlink(missing_ok=True)
     return Part("engine", "engine", path, digest, len(data), len(data))
 
 

@@ -165,7 +165,7 @@ def prune(root: Path, keep: set[str], budget: int) -> list[str]:
 
     What `keep` names stays, and what a spool that is still there was started with.
     """
-    for record in (root / "runs").glob("*/deployment.json"):
+    for record in (root / "runs").glob("*/deployment.txt"):
         keep = keep | set(HASH.findall(record.read_text(errors="replace")))
     items = [path for kind in ("parts", "blobs") for path in (root / kind).iterdir()]
     sizes = {path: size_of(path) for path in items}

@@ -100,8 +100,28 @@ def start(
         raise _engine_error(session, "its folder cannot be made", made.stderr)
     if made.stdout.strip() == b"there":
         return run
+    try:
+        _send_and_launch(session, run, spec, inputs, environment, deadline)
+    except BaseException:
+        if session.alive:  # otherwise the run may be going: `find` will tell
+            with contextlib.suppress(BoardError):
+                clean_up(session, deployment, run, Deadline.after(POLL_S, "removing a spool"))
+        raise
+    return run
+
+
+def _send_and_launch(
+    session: BoardSession,
+    run: RemoteRun,
+    spec: RunSpec,
+    inputs: Path | None,
+    environment: Mapping[str, str],
+    deadline: Deadline,
+) -> None:
+    deployment = run.deployment
+    # What the run needs of the work folder: a later deployment does not remove it.
     record = "\n".join([deployment.environment["PYTHONPATH"], *deployment.paths.values()])
-    session.push_bytes(record.encode(), f"{run.spool}/deployment.json", deadline=deadline)
+    session.push_bytes(record.encode(), f"{run.spool}/deployment.txt", deadline=deadline)
     if inputs is not None:
         session.push_file(inputs, f"{run.spool}/inputs.npz", deadline=deadline)
         spec = dataclasses.replace(spec, inputs=f"{run.spool}/inputs.npz")
@@ -113,7 +133,6 @@ def start(
     started = session.run(command, deadline=deadline.within(START_S, "starting the engine"))
     if started.status != 0:
         raise _engine_error(session, "the supervisor did not start", started.stderr)
-    return run
 
 
 def _remote(deployment: Deployment, run_id: str) -> RemoteRun:

@@ -341,6 +341,7 @@ def test_an_engine_that_does_not_start_is_told_with_its_own_words(
     with pytest.raises(BoardError, match="No module named engine") as caught:
         board.start([])
     assert caught.value.kind == "engine"
+    assert list((Path(board.deployment.root) / "runs").iterdir()) == []
 
 
 def test_a_noisy_shell_and_a_link_without_sftp_change_nothing(

@@ -166,8 +166,9 @@ def test_a_board_of_another_kind_gets_wheels_of_its_own(
     assert facts.python is not None
     build_bundle(facts)
     python = facts.python.model_copy(update={"abi": "cp313", "version": "3.13.1"})
-    build_bundle(facts.model_copy(update={"python": python}))
+    other = build_bundle(facts.model_copy(update={"python": python}))
     assert len(registry.asked) == 4
+    assert other.engine_hash == build_bundle(facts).engine_hash
 
 
 def test_no_wheel_for_the_boards_python_is_an_error_with_a_remedy(
