@@ -39,8 +39,8 @@ def mean_interval(
     # Half of the ties count as below, or repeated values would look like bias.
     below = (np.sum(means < mean) + np.sum(means == mean) / 2) / resamples
     z0 = float(stats.norm.ppf(np.clip(below, 1 / resamples, 1 - 1 / resamples)))
-    off = mean - v  # a mean without value i is off by (mean − v_i) / (n − 1)
-    acceleration = float(np.sum(off**3) / (6 * np.sum(off**2) ** 1.5)) * -1
+    off = v - mean  # leaving value i out moves the mean by (mean − v_i) / (n − 1)
+    acceleration = float(np.sum(off**3) / (6 * np.sum(off**2) ** 1.5))
     tails = np.array([(1 - level) / 2, (1 + level) / 2])
     z = z0 + stats.norm.ppf(tails)
     low, high = np.quantile(means, stats.norm.cdf(z0 + z / (1 - acceleration * z)))

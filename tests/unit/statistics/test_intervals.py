@@ -33,6 +33,16 @@ def test_mean_interval_covers_the_mean_of_symmetric_values() -> None:
     assert 0.915 * trials <= covered <= 0.985 * trials
 
 
+def test_mean_interval_equals_an_independent_implementation_on_skewed_values() -> None:
+    values = np.random.default_rng(5).lognormal(0, 1.5, 60)
+    expected = stats.bootstrap(
+        (values,), np.mean, method="BCa", n_resamples=20_000, rng=np.random.default_rng(6)
+    ).confidence_interval
+    low, high = mean_interval(values, resamples=20_000, seed=7)
+    assert low == pytest.approx(expected.low, rel=0.02)
+    assert high == pytest.approx(expected.high, rel=0.02)
+
+
 def test_mean_interval_is_repeatable_and_holds_the_mean() -> None:
     values = np.random.default_rng(3).exponential(1.0, 200)
     assert mean_interval(values) == mean_interval(values)

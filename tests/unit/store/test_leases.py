@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import fcntl
 import multiprocessing
 import os
@@ -163,13 +164,29 @@ def test_an_owner_that_cannot_be_looked_at_is_never_taken_for_dead() -> None:
     assert not is_dead("a person")
 
 
-def test_a_step_of_the_wall_clock_ends_no_lease(
-    leases: Leases, monkeypatch: pytest.MonkeyPatch
+def test_a_step_of_the_wall_clock_ends_no_lease(store: Store, leases: Leases) -> None:
+    leases.acquire("rk-01", "ann@elsewhere", "nightly", ttl_s=60)
+    with store.database.writing() as session:
+        row = session.get(LeaseRow, "rk-01")
+        assert row is not None
+        row.expires_at -= datetime.timedelta(days=1)  # as if the clock had jumped a day ahead
+    assert leases.holder("rk-01") is not None
+
+
+def test_a_lease_of_an_earlier_boot_is_judged_by_the_wall_clock(
+    store: Store, leases: Leases
 ) -> None:
     leases.acquire("rk-01", "ann@elsewhere", "nightly", ttl_s=60)
-    real = time.time
-    monkeypatch.setattr(time, "time", lambda: real() + 86_400)
+    with store.database.writing() as session:
+        row = session.get(LeaseRow, "rk-01")
+        assert row is not None
+        row.clock, row.expires_s = "boot 0", 0.0  # that clock is gone, and counted from anywhere
     assert leases.holder("rk-01") is not None
+    with store.database.writing() as session:
+        row = session.get(LeaseRow, "rk-01")
+        assert row is not None
+        row.expires_at -= datetime.timedelta(seconds=61)
+    assert leases.holder("rk-01") is None
 
 
 def expiry(store: Store, board: str) -> float:
