@@ -1,0 +1,181 @@
+"""References are made once, by an engine without faults; prompts follow the model's template."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.decode import Decoder
+from engine.package import Package
+from harness.deploy.models import PreparedModel
+from harness.errors import HarnessError
+from harness.jobs import base, prompts, references, stages
+from harness.jobs.base import StageContext
+
+Contexts = Callable[..., StageContext]
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path))
+    return tmp_path / "references"
+
+
+def test_three_boards_that_ask_at_once_compute_once(own_cache: Path) -> None:
+    calls = []
+
+    def make() -> dict[str, Any]:
+        calls.append(1)
+        time.sleep(0.2)
+        return {"x": np.arange(3)}
+
+    found: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(references.cached("t", ["k"], make)))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1
+    assert [list(item["x"]) for item in found] == [[0, 1, 2]] * 3
+
+
+def test_other_code_makes_other_references(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    references.cached("t", ["k"], lambda: {"x": np.zeros(1)})
+    monkeypatch.setattr(references, "code_hash", lambda: "changed")
+    assert references.cached("t", ["k"], lambda: {"x": np.ones(1)})["x"] == 1
+
+
+def test_failed_computation_leaves_nothing(own_cache: Path) -> None:
+    def fail() -> dict[str, Any]:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        references.cached("t", ["k"], fail)
+    assert list(own_cache.glob("*.npz")) == []
+    assert references.cached("t", ["k"], lambda: {"x": np.ones(1)})["x"] == 1
+
+
+def test_old_references_are_pruned_and_recent_ones_kept(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(references, "KEEP_FILES", 2)
+    old = time.time() - 3 * references.KEEP_S
+    for number in range(4):
+        path = references.cached_file("t", [number], lambda: {"x": np.zeros(1)})
+        if number < 2:
+            os.utime(path, (old + number, old + number))
+    references.cached_file("t", [9], lambda: {"x": np.zeros(1)})
+    assert len(list(own_cache.glob("*.npz"))) == 3
+
+
+def test_reference_with_a_planted_fault_is_refused(
+    own_cache: Path, tiny_model: PreparedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINE_FAULT", "scale:1.02@L00.ffn.down")
+    with pytest.raises(HarnessError, match="ENGINE_FAULT"):
+        references.aligned(tiny_model, np.arange(20), np.array([0, 19]))
+
+
+def test_naive_errors_are_those_of_float32(tiny_model: PreparedModel) -> None:
+    tokens = prompts.text_tokens(tiny_model, 32)
+    aligned = references.aligned(tiny_model, tokens, references.spread_rows(32, 5))
+    for name, want in aligned.reference.items():
+        assert want.dtype == np.float64
+        scale = np.abs(want).max() or 1.0
+        for got in (aligned.local[name], aligned.free[name]):
+            assert np.abs(got - want).max() / scale < 1e-5, name
+
+
+def test_rows_are_the_first_two_and_the_last_positions() -> None:
+    assert references.spread_rows(96, 6).tolist() == [0, 1, 92, 93, 94, 95]
+    assert references.spread_rows(3, 3).tolist() == [0, 1, 2]
+
+
+def test_text_check_finds_the_first_foreign_token(tiny_model: PreparedModel) -> None:
+    prompt = [1, 2, 3, 4]
+    text = references.continuation(tiny_model, prompt, 12)
+    assert references.checked_text(tiny_model, prompt, text).first_divergence is None
+    wrong = [*text[:7], (text[7] + 1) % 256, *text[8:]]
+    checked = references.checked_text(tiny_model, prompt, wrong)
+    assert checked.first_divergence == 7
+    assert checked.best[7] == text[7]
+    assert checked.deficit[7] >= checked.margin[7] > 0
+
+
+def test_text_check_of_a_one_token_prompt(tiny_model: PreparedModel) -> None:
+    text = references.continuation(tiny_model, [5], 3)
+    assert references.checked_text(tiny_model, [5], text).first_divergence is None
+
+
+def test_dialogue_reads_as_the_template_writes_it(tiny_model: PreparedModel) -> None:
+    tokenizer = prompts.tokenizer(tiny_model)
+    assert tokenizer is not None
+    dialogue = prompts.dialogue(tiny_model, 2, 3)
+    answer = "It is."
+    ids = [*dialogue.first, *tokenizer.encode(answer, add_special=False), *dialogue.later[0]]
+    whole = tokenizer.chat(
+        [
+            {"role": "user", "content": prompts.TURNS[2]},
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": prompts.TURNS[3]},
+        ]
+    )
+    assert tokenizer.decode(ids, special=True) == tokenizer.decode(
+        tokenizer.encode(whole, add_special=False), special=True
+    )
+
+
+def test_model_without_a_tokenizer_gets_ids_of_its_vocabulary(tiny_model: PreparedModel) -> None:
+    bare = dataclasses.replace(tiny_model, tokenizer=None)
+    assert prompts.tokenizer(bare) is None
+    tokens = prompts.text_tokens(bare, 300, seed=4)
+    assert tokens.shape == (300,)
+    assert tokens.min() >= 0 and tokens.max() < bare.hyperparameters.vocab
+    assert len(set(tokens.tolist())) > 50
+    dialogue = prompts.dialogue(bare, 0, 3)
+    assert dialogue.first and len(dialogue.later) == 2
+    assert prompts.decode(bare, [1, 2]) == "1 2"
+    assert prompts.stop_ids(bare) == []
+
+
+def test_text_longer_than_the_sample_repeats_it(tiny_model: PreparedModel) -> None:
+    tokens = prompts.text_tokens(tiny_model, 5000)
+    assert tokens.shape == (5000,)
+    with Package.open(tiny_model.package) as package:
+        Decoder(package, context=64).advance(tokens[:64])  # all within the vocabulary
+
+
+def test_big_cores_are_those_of_the_highest_capacity(stage_context: Contexts) -> None:
+    facts = stage_context().facts  # cores 2 and 3 are the strong ones
+    assert base.pinned_cpus("big", facts) == (2, 3)
+    assert base.pinned_cpus((1, 0), facts) == (1, 0)
+    assert base.pinned_cpus(None, facts) is None
+
+
+def test_spec_carries_the_boards_threads_pins_and_the_models_hash(stage_context: Contexts) -> None:
+    context = stage_context(board={"threads": 3, "pin": "big"}, seed=9)
+    spec = base.make_spec(context, "tiny", {}, deadline_s=60)
+    assert (spec.threads, spec.pin, spec.seed) == (3, (2, 3), 9)
+    assert spec.package_sha256 == context.model.sha256
+    auto = base.make_spec(stage_context(), "tiny", {}, deadline_s=60)
+    assert auto.threads is None
+
+
+def test_tiny_stage_gets_the_tiny_model_and_others_the_real_one(tiny_model: PreparedModel) -> None:
+    options = base.BringupOptions(seed=7)
+    by_name = {stage.name: base.stage_model(stage, tiny_model, options).name for stage in stages()}
+    assert by_name["tiny"] == "tiny-7"
+    assert by_name["stress"] == tiny_model.name
