@@ -19,6 +19,8 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
+from packaging.requirements import Requirement
+
 import engine
 from harness.boards.facts import OLDEST_PYTHON
 from harness.deploy.cache import atomic_file, locked, sha256_file
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from harness.boards.facts import Facts, PythonFacts
 
 BOARD_WHEELS = ("numpy", "psutil")
-LOCK_FILE = Path(__file__).resolve().parents[2] / "requirements" / "lock.txt"
+LOCK_FILE = Path(__file__).with_name("wheels.lock")
 WHEEL_BYTES_LIMIT = 1 << 30  # unpacked; a larger one is not a wheel of ours
 KEPT_ENGINES = 20  # tars of earlier sources in the cache of the host
 RECIPE = "2"  # raise it when the tar of a wheel is made differently
@@ -82,7 +84,7 @@ def build_bundle(facts: Facts, board: str = "") -> Bundle:
                 board,
                 "deploy",
                 f"Python {python.version} on {facts.machine}, {facts.libc}: {error.found}",
-                expected=f"a wheel of the {name} that requirements/lock.txt names",
+                expected=f"a wheel of the {name} that harness/deploy/wheels.lock names",
                 remedy="name a newer Python of the board in devices.yaml (`python:`), or lock a "
                 f"version of {name} that supports this one",
             ) from error
@@ -153,29 +155,37 @@ def _engine_part() -> Part:
 # --- wheels --------------------------------------------------------------------------------------
 
 
-def locked_requirement(name: str, lock: Path = LOCK_FILE) -> tuple[str, list[str]]:
-    """(version, SHA-256 hashes) of `name` in a pip-compile lock file. Raises HarnessError."""
+def locked_requirement(name: str, python: str, lock: Path = LOCK_FILE) -> tuple[str, list[str]]:
+    """(version, SHA-256 hashes) of `name` for a board's Python, "3.11", from a lock file.
+
+    The file has one entry per version, `name==1.2 ; python_version < "3.10"` with its hashes; the
+    first whose marker fits is taken. Raises HarnessError.
+    """
     try:
         text = lock.read_text()
     except OSError as error:
         raise HarnessError(
             f"cannot be read: {error.strerror}",
             where=str(lock),
-            remedy="run the harness from its checkout, which holds requirements/lock.txt",
+            remedy="install the harness again: the file belongs to it",
         ) from error
-    match = re.search(rf"^{re.escape(name)}==(\S+) \\\n((?:    --hash=\S+(?: \\)?\n)+)", text, re.M)
-    if match is None:
-        raise HarnessError(
-            f"no {name}==VERSION with hashes",
-            where=str(lock),
-            remedy="make it again with pip-compile --generate-hashes",
-        )
-    return match[1], re.findall(r"sha256:([0-9a-f]{64})", match[2])
+    pattern = rf"^({re.escape(name)}==[^\\\n]+?) \\\n((?:    --hash=\S+(?: \\)?\n)+)"
+    for match in re.finditer(pattern, text, re.M):
+        requirement = Requirement(match[1])
+        fits = requirement.marker is None or requirement.marker.evaluate({"python_version": python})
+        if fits:
+            version = next(iter(requirement.specifier)).version
+            return version, re.findall(r"sha256:([0-9a-f]{64})", match[2])
+    raise HarnessError(
+        f"no {name}==VERSION with hashes for Python {python}",
+        where=str(lock),
+        remedy=f"add a version of {name} that has wheels for it",
+    )
 
 
 def _wheel_part(name: str, python: PythonFacts) -> Part:
-    version, hashes = locked_requirement(name)
     major, minor = python.version_pair
+    version, hashes = locked_requirement(name, f"{major}.{minor}")
     request = [python.abi, python.platform_tags, RECIPE]
     key = hashlib.sha256(json.dumps([request, hashes]).encode()).hexdigest()[:16]
     folder = cache_dir("wheels")

@@ -48,25 +48,31 @@ def test_the_same_sources_give_the_same_bytes_whatever_their_times(tmp_path: Pat
     assert plain_tar(engine_files(tmp_path / "a")) != tars[0]
 
 
-def test_versions_and_hashes_come_from_the_lock_file(tmp_path: Path) -> None:
-    lock = tmp_path / "lock.txt"
-    one, two = "1" * 64, "2" * 64
+def test_the_first_entry_of_a_lock_file_that_fits_the_boards_python_is_taken(
+    tmp_path: Path,
+) -> None:
+    lock = tmp_path / "wheels.lock"
+    one, two, three = "1" * 64, "2" * 64, "3" * 64
     lock.write_text(
-        f"numpy-extra==9 \\\n    --hash=sha256:{'9' * 64}\n    # via x\n"
-        f"numpy==2.4.6 \\\n    --hash=sha256:{one} \\\n    --hash=sha256:{two}\n    # via y\n"
+        f"numpy-extra==9 \\\n    --hash=sha256:{'9' * 64}\n"
+        f'numpy==2.0.2 ; python_version < "3.10" \\\n    --hash=sha256:{three}\n'
+        f"numpy==2.4.6 \\\n    --hash=sha256:{one} \\\n    --hash=sha256:{two}\n"
     )
-    assert locked_requirement("numpy", lock) == ("2.4.6", [one, two])
-    with pytest.raises(HarnessError, match="no psutil==VERSION"):
-        locked_requirement("psutil", lock)
+    assert locked_requirement("numpy", "3.9", lock) == ("2.0.2", [three])
+    assert locked_requirement("numpy", "3.13", lock) == ("2.4.6", [one, two])
+    with pytest.raises(HarnessError, match=r"no psutil==VERSION with hashes for Python 3\.9"):
+        locked_requirement("psutil", "3.9", lock)
     with pytest.raises(HarnessError, match="cannot be read"):
-        locked_requirement("psutil", tmp_path / "absent")
+        locked_requirement("psutil", "3.9", tmp_path / "absent")
 
 
-def test_the_projects_own_lock_file_names_what_boards_need() -> None:
-    for name in bundle.BOARD_WHEELS:
-        version, hashes = locked_requirement(name)
-        assert version[0].isdigit()
-        assert len(hashes) > 10
+def test_every_python_from_3_9_on_has_its_wheels_locked() -> None:
+    for python in ("3.9", "3.10", "3.11", "3.12", "3.13"):
+        for name in bundle.BOARD_WHEELS:
+            version, hashes = locked_requirement(name, python)
+            assert version[0].isdigit()
+            assert len(hashes) > 10
+    assert locked_requirement("numpy", "3.9")[0] == "2.0.2"  # the last that supports it
 
 
 def test_a_wheel_is_packed_without_tests_stubs_and_headers(
@@ -145,7 +151,7 @@ def test_wheels_are_those_of_the_board_and_are_fetched_once(
     first = build_bundle(facts)
     assert [part.kind for part in first.parts] == ["engine", "wheel", "wheel"]
     (numpy, *arguments), _ = registry.asked
-    assert numpy == f"numpy=={locked_requirement('numpy')[0]}"
+    assert numpy == f"numpy=={locked_requirement('numpy', '3.11')[0]}"
     options = " ".join(arguments)
     assert "--python-version 3.11" in options
     assert "--abi cp311" in options
