@@ -164,6 +164,7 @@ def serving(root: Path, host: str, port: int) -> Iterator[Server]:
 def rebuild_when_changed(
     store: Store,
     out: Path,
+    known: tuple[object, ...],
     stop: threading.Event,
     said: Callable[[str], None],
     *,
@@ -171,9 +172,9 @@ def rebuild_when_changed(
 ) -> None:
     """Builds the site whenever the store's results have changed, until `stop` is set.
 
+    `known` is the store's stamp from before the last build, so that what arrived during it counts.
     Trouble (a full disk, a locked database) is told and tried again; what is built stays served.
     """
-    known = stamp(store)
     while not stop.wait(period_s):
         try:
             now = stamp(store)

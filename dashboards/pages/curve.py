@@ -293,6 +293,14 @@ def wall_chart(points: Sequence[CurvePoint], fit: CurveFit | None) -> Chart | No
         "since the run began",
         panels[-1].bottom + 50,
         marks=marks,
+        table=Table(
+            "Points in the order of measurement",
+            ("s", "sweep", "length", "TPOT over the fit", "clock MHz", "°C"),
+            tuple(
+                (p.started_s, p.sweep + 1, p.length, ratio, p.clock_mhz, p.temperature_c)
+                for p, ratio in zip(ordered, ratios, strict=True)
+            ),
+        ),
         hover=hover_data(
             x,
             times,

@@ -94,22 +94,24 @@ def serve_pages(
       harness dashboard serve --port 0 --json      a free port, told as JSON
       harness dashboard serve --host 192.168.1.20  for the lab's network
     """
+    from dashboards.reading import stamp
     from dashboards.serve import rebuild_when_changed, serving
     from dashboards.site import build, default_folder
     from harness.store import Store
 
     folder = out or default_folder()
-    with Store.open(store_path) as store:
-        build(store, folder)
-        with serving(folder, host, port) as server:
-            name = f"[{host}]" if ":" in host else host
-            url = f"http://{name}:{server.server_address[1]}/"
-            if as_json:
-                emit_json({"url": url, "folder": str(folder)})
-            else:
-                emit(url)
-            say("Ctrl-C ends it")
-            try:
-                rebuild_when_changed(store, folder, threading.Event(), say)
-            except KeyboardInterrupt:
-                say("ended")
+    try:
+        with Store.open(store_path) as store:
+            known = stamp(store)
+            build(store, folder)
+            with serving(folder, host, port) as server:
+                name = f"[{host}]" if ":" in host else host
+                url = f"http://{name}:{server.server_address[1]}/"
+                if as_json:
+                    emit_json({"url": url, "folder": str(folder)})
+                else:
+                    emit(url)
+                say("Ctrl-C ends it")
+                rebuild_when_changed(store, folder, known, threading.Event(), say)
+    except KeyboardInterrupt:
+        say("ended")
