@@ -78,5 +78,5 @@ lock: ## resolve requirements/lock.txt again from pyproject.toml (needs pip-tool
 
 .PHONY: clean
 clean: ## stop virtual boards; remove the environment, results and caches of this checkout
-	@test ! -x $(BIN)/harness || $(BIN)/harness boards stop || true
+	@-$(BIN)/python -c 'from harness.boards.virtual import stop_all; stop_all()' 2>/dev/null
 	rm -rf $(VENV) .harness .mypy_cache .ruff_cache .pytest_cache .hypothesis

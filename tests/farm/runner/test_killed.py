@@ -21,6 +21,8 @@ def in_stress(lab: Any) -> Any:
     """The stress run, once its engine works."""
 
     def look() -> Any:
+        command = lab.commands[-1]
+        assert command.process.poll() is None, command.log.read_text()
         rows = lab.store.frames.runs(stage="stress")
         running = rows[rows["state"] == "running"]
         if running.empty:
