@@ -302,6 +302,22 @@ def test_stress_of_a_later_attempt_only_takes_the_time_that_is_left(start: Start
     assert [item["when"] for item in found(events, "golden")] == ["restarted", "after"]
 
 
+def test_stress_takes_a_context_that_the_board_can_fill_in_the_time(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stress, "SMALLEST", 32)
+    context, events = start(
+        {
+            "minutes": 0.01, "context": 256, "may_shrink": True, "max_new": 8, "idle_s": 0.0,
+            "golden": GOLDEN,
+        },
+        dialogues(),
+    )  # fmt: skip
+    context.run_started_ns -= 590_000_000  # ten milliseconds are left
+    stress.run(context)
+    assert found(events, "context")[0] == {"largest": 256, "used": 32}
+
+
 def test_stress_without_dialogues_says_what_is_missing(start: Start) -> None:
     context, _ = start(
         {"minutes": 0.01, "context": 40, "max_new": 8, "idle_s": 0.0, "golden": GOLDEN}, {}
