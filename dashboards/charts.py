@@ -31,6 +31,14 @@ class Table:
     rows: tuple[tuple[object, ...], ...]
     note: str = ""
 
+    @property
+    def numeric(self) -> tuple[bool, ...]:
+        """For each column: does it hold numbers (they stand to the right)?"""
+        return tuple(
+            any(isinstance(row[index], (int, float)) for row in self.rows)
+            for index in range(len(self.columns))
+        )
+
     def thinned(self, limit: int) -> Table:
         """At most `limit` evenly spread rows, with a note that says so."""
         if len(self.rows) <= limit:
@@ -257,7 +265,7 @@ def histogram(
     placed = [(edge if math.isfinite(edge) else finite[0] - width, count) for edge, count in bins]
     x = x_scale(placed[0][0], placed[-1][0] + width)
     height = 150.0
-    top = 12.0
+    top = 30.0
     y = Scale(0.0, max(count for _, count in placed) * 1.08, top + height, top)
     bars = tuple(
         Bar(

@@ -161,17 +161,15 @@ def prose(text: str) -> Markup:
 
 def table_rows(table: Table) -> Markup:
     """The rows of a data table. Written here and not in the template: there are thousands."""
-    return Markup("\n".join(_row(row) for row in table.rows))  # noqa: S704 - cells are escaped
+    numeric = table.numeric
+    rows = ("".join(map(_cell, row, numeric)) for row in table.rows)
+    return Markup("\n".join(f"<tr>{row}</tr>" for row in rows))  # noqa: S704 - cells are escaped
 
 
-def _row(row: tuple[object, ...]) -> str:
-    return f"<tr>{''.join(_cell(value) for value in row)}</tr>"
-
-
-def _cell(value: object) -> str:
+def _cell(value: object, right: bool) -> str:
     """Plain digits that can be copied; numbers also as they are, for sorting."""
     if value is None:
-        return "<td>–</td>"
+        return '<td class="num">–</td>' if right else "<td>–</td>"
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if isinstance(value, int):
             text = str(value)

@@ -65,11 +65,12 @@ def watch(page: Page) -> list[str]:
     trouble: list[str] = []
     page.on("console", lambda m: trouble.append(m.text) if m.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: trouble.append(str(error)))
-    # Asking whether the page was rebuilt (HEAD) is given up when the page is left: no trouble.
+    # A request that is given up because the page is left (its icon, its question whether it was
+    # rebuilt) is no trouble; one that the policy refuses is.
     page.on(
         "requestfailed",
         lambda request: (
-            trouble.append(f"failed: {request.url}") if request.method == "GET" else None
+            None if request.failure == "net::ERR_ABORTED" else trouble.append(request.url)
         ),
     )
     return trouble

@@ -80,6 +80,13 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     assert find(root, "/way.txt") is None
 
 
+def test_a_half_written_or_hidden_file_is_not_served(tmp_path: Path) -> None:
+    for name in (".writing-x", "page.html"):
+        (tmp_path / name).write_text("")
+    assert find(tmp_path.resolve(), "/.writing-x") is None
+    assert find(tmp_path.resolve(), "/page.html") == tmp_path.resolve() / "page.html"
+
+
 def test_a_name_that_is_not_ours_gets_nothing(server: Server) -> None:
     assert ask(server, "/", Host="evil.example")[0].status == 421
     assert ask(server, "/", Host="localhost:8017")[0].status == 200
