@@ -47,11 +47,12 @@ def demo(
     model = prepare(None)
     with Store.open() as store:
         result = run(boards, model, options, choose_stages(()), store, resume=which(False, fresh))
+        if not as_json:
+            print_summary(result)
         page = build_site(store, state_dir() / "dashboard")
     if as_json:
         emit_json({**result.as_json(), "dashboard": str(page)})
     else:
-        print_summary(result)
         emit(f"dashboard: {page}")
         say("the real length of the stress stage: harness bringup --stress-minutes 30")
     raise typer.Exit(result.exit_code)

@@ -1,0 +1,75 @@
+"""What the documents say about files, keys and commands is true."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.cli.main import NOUNS, app
+from harness.errors import BoardError
+from harness.inventory import load_farm
+from harness.inventory.schema import Board, Budget, Virtual
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/devices.md"]
+FINGERPRINT = "SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU"
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/devices.md"])
+def test_the_example_of_a_farm_is_read_without_complaint(name: str, tmp_path: Path) -> None:
+    found = re.search(r"```yaml\n(.*?)```", text_of(name), re.DOTALL)
+    assert found
+    path = tmp_path / "devices.yaml"
+    path.write_text(found[1].replace("SHA256:…", FINGERPRINT))
+    assert "rk3588-01" in load_farm(path).boards
+
+
+@pytest.mark.parametrize("model", [Board, Budget, Virtual])
+def test_every_key_of_the_farm_file_is_explained(model: type[Board | Budget | Virtual]) -> None:
+    text = text_of("docs/devices.md")
+    missing = [key for key in model.model_fields if f"`{key}`" not in text and key != "name"]
+    assert missing == []
+
+
+def test_every_kind_of_trouble_is_explained() -> None:
+    text = text_of("README.md")
+    assert [kind for kind in BoardError.KINDS if f"`{kind}`" not in text] == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/devices.md"])
+def test_every_command_that_is_shown_exists_with_its_options(name: str) -> None:
+    runner, shown = CliRunner(), set()
+    for line in re.findall(r"\bharness ([a-z]+(?: [a-z]+)?[^`\n#]*)", text_of(name)):
+        words = line.split()
+        if words[0] in NOUNS:
+            verb = [word for word in words[1:2] if words[0] in ("boards", "results", "dashboard")]
+            shown.add((words[0], *verb, *(word for word in words if word.startswith("--"))))
+    assert shown
+    for noun, *rest in sorted(shown):
+        verbs = [word for word in rest if not word.startswith("--")]
+        told = runner.invoke(app, [noun, *verbs, "--help"])
+        assert told.exit_code == 0, (noun, verbs, told.output)
+        assert [word for word in rest if word.startswith("--") and word not in told.stdout] == []
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_file_that_is_named_exists(name: str) -> None:
+    text = text_of(name)
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    paths = re.findall(r"`((?:engine|harness|dashboards|tests|docs|requirements)/[^`\s*]*)`", text)
+    base = (ROOT / name).parent
+    planned = ("harness/boards/power/", "harness/triage/")  # said to be the place for later
+    missing = [link for link in links if not (base / link).exists()]
+    missing += [
+        path
+        for path in paths
+        if "NAME" not in path and not path.startswith(planned) and not (ROOT / path).exists()
+    ]
+    assert missing == []
