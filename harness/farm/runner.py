@@ -6,6 +6,7 @@ import enum
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.farm.campaign import Campaign, Orders
@@ -87,11 +88,18 @@ def open_campaign(
     )
     described = _describe(boards, model, options, chosen)
     earlier = _earlier(store, kind, options_hash(described), resume)
-    campaign_id = earlier or store.begin_campaign(kind, sys.argv, described)
+    campaign_id = earlier or store.begin_campaign(kind, _command(), described)
     if earlier is not None:
         reporter.note("continuing the interrupted bring-up of the same boards, model and options")
     orders = Orders(campaign_id, model, options, chosen, resumed=earlier is not None)
     return Campaign(boards, orders, store, reporter, stop)
+
+
+def _command() -> list[str]:
+    """This process's command as people type it, without the folders of the program."""
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return [name, *sys.argv[1:]]
 
 
 def _describe(
