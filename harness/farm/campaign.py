@@ -88,21 +88,23 @@ class Campaign:
                     thread.start()
 
     def _run_board(self, name: str) -> None:
-        from harness.farm.board import (
-            BoardRun,
-            error_verdict,
-        )  # paramiko and the rest, on first use
+        from harness.farm.board import BoardRun  # paramiko and the rest, on first use
 
         run = BoardRun(self, self.boards[name])
         try:
-            run.execute()
-        except BaseException:
-            # A defect of ours ends this board's part, not the others'.
-            self.reporter.note(f"{name}: internal error\n{traceback.format_exc()}")
-            defect = HarnessError("internal error of the harness", remedy="report the traceback")
-            run.trouble("internal", error_verdict(defect))
-        finally:
+            try:
+                run.execute()
+            except Exception:
+                # A defect of ours ends this board's part, not the others'.
+                self.reporter.note(f"{name}: internal error\n{traceback.format_exc()}")
+                run.trouble("internal", _error("internal error of the harness: see above"))
             run.block_rest()
+        except Exception as error:
+            # Not even the store could be told. Whoever waits for a result must get one.
+            self.reporter.note(f"{name}: the result was not stored\n{traceback.format_exc()}")
+            for stage in self.orders.stages:
+                verdict = _error(f"the result could not be stored: {error}")
+                self.publish(StageResult(name, stage.name, verdict, None, error_kind="internal"))
 
     def lease(self, run: BoardRun) -> AbstractContextManager[Lease]:
         """Holds the board. `run.lease_lost` is set when somebody else took it over meanwhile."""
@@ -178,3 +180,7 @@ class Campaign:
         if not interrupted:
             self.store.finish_campaign(self.orders.campaign_id, outcome.outcome)
         return outcome
+
+
+def _error(headline: str) -> Verdict:
+    return Verdict(outcome=Outcome.ERROR, headline=headline[:118])

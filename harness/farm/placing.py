@@ -68,7 +68,7 @@ def place(
         serial=facts.serial,
     )
     tell("building the bundle", None)
-    bundle = build_bundle(facts)
+    bundle = build_bundle(facts, board.name)
 
     packages = {model.package: model.name for model in models}
     names = {path.name: name for path, name in packages.items()}
@@ -85,7 +85,7 @@ def place(
         deadline=Deadline.after(DEPLOY_S, "deploy"),
         on_progress=sending,
     )
-    return Placed(facts, bundle.hash, deployment)
+    return Placed(facts, bundle.engine_hash, deployment)
 
 
 def _size(count: int) -> str:

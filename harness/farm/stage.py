@@ -40,6 +40,7 @@ class StageRun:
     def __init__(self, run: BoardRun, stage: Stage, placed: Placed) -> None:
         self.run, self.stage, self.placed = run, stage, placed
         self.board, self.store, self.orders = run.board, run.store, run.orders
+        self._boot_id: str | None = None  # of the boot that the run ran in
 
     def result(self) -> StageResult:
         """Reuses, continues or runs the stage; trouble is tried once more, a FAIL never.
@@ -162,7 +163,9 @@ class StageRun:
         )
 
     def _event(self, event: Event) -> None:
-        if event.kind == "progress":
+        if event.kind == "run-start":
+            self._boot_id = str(event.data.get("boot_id") or "") or None
+        elif event.kind == "progress":
             done, total = event.data.get("done"), event.data.get("total")
             share = None
             if isinstance(done, (int, float)) and isinstance(total, (int, float)) and total > 0:
@@ -170,7 +173,7 @@ class StageRun:
             self.run.say(self.stage.name, str(event.data.get("message") or "running"), share)
 
     def _record(self, run_id: str, verdict: Verdict, kind: str | None) -> None:
-        self.store.finish_run(run_id, verdict, error_kind=kind, boot_id=self.placed.facts.boot_id)
+        self.store.finish_run(run_id, verdict, error_kind=kind, boot_id=self._boot_id)
 
 
 def _stopped() -> Verdict:
