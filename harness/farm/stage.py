@@ -41,6 +41,7 @@ class StageRun:
         self.run, self.stage, self.placed = run, stage, placed
         self.board, self.store, self.orders = run.board, run.store, run.orders
         self._boot_id: str | None = None  # of the boot that the run ran in
+        self._rate = ""  # tokens/s, once the run has told a time per token
 
     def result(self) -> StageResult:
         """Reuses, continues or runs the stage; trouble is tried once more, a FAIL never.
@@ -163,14 +164,22 @@ class StageRun:
         )
 
     def _event(self, event: Event) -> None:
+        """Shows what the run tells as it goes."""
+        data = event.data
         if event.kind == "run-start":
-            self._boot_id = str(event.data.get("boot_id") or "") or None
+            self._boot_id = str(data.get("boot_id") or "") or None
+        elif event.kind == "data":
+            value = data.get("value")
+            tpot_s = value.get("tpot_s") if isinstance(value, dict) else None
+            if isinstance(tpot_s, (int, float)) and tpot_s > 0:
+                self._rate = f", {1 / tpot_s:.1f} tokens/s"
         elif event.kind == "progress":
-            done, total = event.data.get("done"), event.data.get("total")
+            done, total = data.get("done"), data.get("total")
             share = None
             if isinstance(done, (int, float)) and isinstance(total, (int, float)) and total > 0:
                 share = min(1.0, done / total)
-            self.run.say(self.stage.name, str(event.data.get("message") or "running"), share)
+            text = str(data.get("message") or "running") + self._rate
+            self.run.say(self.stage.name, text, share)
 
     def _record(self, run_id: str, verdict: Verdict, kind: str | None) -> None:
         self.store.finish_run(run_id, verdict, error_kind=kind, boot_id=self._boot_id)
