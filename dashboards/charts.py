@@ -258,8 +258,12 @@ def histogram(
 
     The first bin may begin at minus infinity (values of exactly 0): it is drawn one bin wide.
     """
+    filled = [index for index, (_, count) in enumerate(bins) if count]
+    if not filled:
+        return None
+    bins = bins[max(0, filled[0] - 2) : filled[-1] + 3]  # empty tails would press it together
     finite = [edge for edge, _ in bins if math.isfinite(edge)]
-    if not finite or not any(count for _, count in bins):
+    if not finite:
         return None
     width = min((b - a for a, b in itertools.pairwise(finite)), default=1.0) or 1.0
     placed = [(edge if math.isfinite(edge) else finite[0] - width, count) for edge, count in bins]

@@ -22,6 +22,7 @@ from dashboards.pages.base import MEANINGS, PAGE_OF_STAGE, WORDS, Page, Places
 from dashboards.reading import load
 from harness.paths import state_dir
 from harness.store import Store
+from harness.verdicts import Check
 
 HERE = Path(__file__).parent
 STAGE_PAGES = {"accuracy": alignment.page, "curve": curve.page, "stress": stress.page}
@@ -123,6 +124,7 @@ def make_environment() -> jinja2.Environment:
         when=when,
         iso=iso,
         table_rows=table_rows,
+        check_name=check_name,
         prose=prose,
     )
     environment.globals.update(
@@ -157,6 +159,19 @@ def prose(text: str) -> Markup:
         Markup("<code>{}</code>").format(part) if index % 2 else escape(part)
         for index, part in enumerate(parts)
     )
+
+
+# Words of a check's id that people write otherwise.
+_SPELLED = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "kl": "KL", "kv": "KV", "top1": "top-1"}
+
+
+def check_name(check: Check) -> str:
+    """`mean_kl` → `Mean KL`; a unit at the end of the id stands beside the numbers already."""
+    words = check.name.split("_")
+    if len(words) > 1 and words[-1] in ("s", "ms", "mb"):
+        words = words[:-1]
+    name = " ".join(_SPELLED.get(word, word) for word in words).replace(" per s", " per second")
+    return name[:1].upper() + name[1:]
 
 
 def table_rows(table: Table) -> Markup:

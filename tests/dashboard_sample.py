@@ -418,6 +418,21 @@ def stress_verdict(
                 sentence="Growth of memory after the warm-up.",
             ),
             Check(
+                name="golden_same",
+                outcome=Outcome.PASS,
+                measured="785a2030bae559cf",
+                limit="785a2030bae559cf",
+                sentence="2 golden generations gave the same tokens.",
+            ),
+            Check(
+                name="context_limit",
+                outcome=outcome,
+                measured=0 if throttle else 3,
+                limit=1,
+                unit="dialogues",
+                sentence="Dialogues that grew to the context limit.",
+            ),
+            Check(
                 name="sustained_speed",
                 outcome=outcome,
                 measured=0.991,

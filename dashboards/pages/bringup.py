@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
@@ -20,8 +21,13 @@ from dashboards.pages.base import (
     key_figure,
     missing_note,
 )
+from harness.verdicts import Check, Outcome
 
 TOP_OPS = 6
+NOTABLE = re.compile(
+    "avx2?|fma|f16c|avx512(f|bw|_vnni|_bf16)|avx_vnni|amx_(int8|bf16)"
+    "|neon|asimd(hp|dp|fhm)?|fphp|i8mm|bf16|sve2?|svei8mm|sme"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +43,8 @@ class Step:
     link: str | None  # the stage's own page
     data: str | None  # the run's data page
     note: str
+    telling: tuple[Check, ...]  # what did not pass, and every number against its limit
+    quiet: tuple[Check, ...]  # the rest: passed, and nothing to compare
 
 
 def page(case: Case, places: Places) -> Page:
@@ -75,6 +83,7 @@ def _detail(case: Case, stage: str, name: str) -> Any:
 def _step(case: Case, stage: str, places: Places) -> Step:
     run = case.runs.get(stage)
     link = places.stage(case, stage)
+    checks = run.checks if run is not None else ()
     return Step(
         stage,
         STAGE_TITLES.get(stage, stage),
@@ -85,7 +94,14 @@ def _step(case: Case, stage: str, places: Places) -> Step:
         link if run is not None and "#" not in link else None,
         places.run(run) if run is not None else None,
         missing_note(run) if run is not None else "",
+        tuple(check for check in checks if _tells(check)),
+        tuple(check for check in checks if not _tells(check)),
     )
+
+
+def _tells(check: Check) -> bool:
+    measured = _is_number(check.measured) and _is_number(check.limit)
+    return measured or check.outcome != Outcome.PASS
 
 
 def ceiling(case: Case) -> Bars | None:
@@ -244,7 +260,7 @@ def board_facts(case: Case) -> tuple[tuple[str, str], ...]:
         ("Hardware", facts.get("model")),
         ("Machine", facts.get("machine")),
         ("Cores", _cores(facts)),
-        ("Features", ", ".join(_texts(facts.get("features")))),
+        ("Features", _features(facts.get("features"))),
         ("Memory", _memory_words(facts)),
         ("System", _join(facts.get("os"), facts.get("kernel"))),
         ("C library", facts.get("libc")),
@@ -270,6 +286,15 @@ def _texts(value: object) -> list[str]:
 
 def _join(*parts: object) -> str:
     return " · ".join(str(part) for part in parts if part)
+
+
+def _features(value: object) -> str:
+    """What kernels are chosen by; the rest is counted. Short lists are told whole."""
+    found = _texts(value)
+    told = [name for name in found if NOTABLE.fullmatch(name)] if len(found) > 12 else found
+    rest = len(found) - len(told)
+    words = ", ".join(told)
+    return f"{words} and {rest} more" if words and rest else words or (f"{rest}" if rest else "")
 
 
 def _cores(facts: Mapping[str, Any]) -> str:

@@ -253,7 +253,8 @@ def wall_chart(points: Sequence[CurvePoint], fit: CurveFit | None) -> Chart | No
         point.tpot_ms / base if (base := fitted_at(fit, point.length)) else None
         for point in ordered
     ]
-    x = x_scale(min(0.0, times[0]), times[-1] * 1.01)
+    air = 0.02 * (times[-1] - times[0])
+    x = x_scale(times[0] - air, times[-1] + air)
     first, y = panel(
         "TPOT over the fit",
         [Series(times, ratios, "s1", "")],

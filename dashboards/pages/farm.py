@@ -41,6 +41,16 @@ class Attention:
 
 
 @dataclasses.dataclass(frozen=True)
+class Warned:
+    """A stage that passed with something to look at; `reasons` are its checks' sentences."""
+
+    case: Case
+    run: Run
+    link: str
+    reasons: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Change:
     case: Case
     stage: str
@@ -66,6 +76,7 @@ def page(results: Results, places: Places) -> Page:
             "rows": rows,
             "stages": stages,
             "attention": attention(results, places),
+            "warned": warned(results, places),
             "changes": changes(results, places),
             "has_before": any(case.earlier for case in results.cases),
             "campaign": results.campaigns[0] if results.campaigns else None,
@@ -83,6 +94,8 @@ def headline(cases: tuple[Case, ...]) -> str:
     by = Counter(case.status for case in cases)
     if by["pass"] + by["warn"] == len(cases):
         tail = f", {by['warn']} with a warning" if by["warn"] else ""
+        if by["warn"] == len(cases) > 1:
+            tail = ", each with a warning"
         noun = "board passes" if len(boards) == 1 else "boards pass"
         count = "The" if len(boards) == 1 else "All" if len(boards) > 2 else "Both"
         amount = f" {len(boards)}" if len(boards) > 2 else ""
@@ -154,6 +167,22 @@ def attention(results: Results, places: Places) -> tuple[Attention, ...]:
                 )
             )
     return tuple(sorted(found, key=lambda item: SEVERITY.index(item.run.outcome or Outcome.PASS)))
+
+
+def warned(results: Results, places: Places) -> tuple[Warned, ...]:
+    """Every newest run that warns, with why, in the order of the matrix."""
+    return tuple(
+        Warned(
+            case,
+            run,
+            places.stage(case, run.stage),
+            tuple(check.sentence for check in run.checks if check.outcome == Outcome.WARN)
+            or (run.headline,),
+        )
+        for case in results.cases
+        for stage in case.stages
+        if (run := case.runs.get(stage)) is not None and run.outcome is Outcome.WARN
+    )
 
 
 def changes(results: Results, places: Places) -> tuple[Change, ...]:

@@ -101,6 +101,20 @@ def test_a_board_that_recovers_is_listed_as_better(store: Store, sample: Any) ->
     assert (change.before.status, change.after.status) == ("fail", "pass")
 
 
+def test_a_warning_is_told_with_its_reasons_on_the_farm_page(results: Results) -> None:
+    found = {
+        (item.case.board.name, item.run.stage): item.reasons
+        for item in farm.warned(results, Places(results))
+    }
+    assert found == {
+        ("pi5-03", "curve"): ("Steps in the time per token.",),
+        ("pi5-03", "stress"): (
+            "Dialogues that grew to the context limit.",
+            "Speed of the last minutes over the early ones.",
+        ),
+    }
+
+
 def test_a_run_that_must_not_be_judged_shows_no_figure(results: Results) -> None:
     assert key_figure(case_of(results, "n100-05").runs["curve"]) == ""
     assert key_figure(case_of(results, "pi5-03").runs["curve"]).endswith("tok/s")
@@ -185,6 +199,27 @@ def test_notes_name_the_planted_fault_and_unknown_clocks(results: Results, sampl
 def test_a_reason_for_invalid_clocks_is_passed_on(results: Results) -> None:
     assert "fell by 20 %" in clock_note(case_of(results, "n100-05").runs["curve"])
     assert clock_note(case_of(results, "pi5-03").runs["curve"]) == ""
+
+
+def test_numbers_against_limits_and_what_did_not_pass_are_always_visible(
+    results: Results,
+) -> None:
+    values = bringup.page(case_of(results, "pi5-03"), Places(results)).values
+    step = next(step for step in values["steps"] if step.stage == "stress")
+    assert [check.name for check in step.telling] == ["leak", "context_limit", "sustained_speed"]
+    assert [check.name for check in step.quiet] == ["golden_same"]
+
+
+def test_a_long_list_of_features_is_cut_to_what_kernels_are_chosen_by(
+    store: Store, sample: Any
+) -> None:
+    many = ["fpu", "vme", "sse2", "avx2", "fma", *(f"x{index}" for index in range(20))]
+    book = sample.Recorder(store)
+    book.campaign("harness", "bringup")
+    book.run("b1", "tiny", sample.tiny_verdict(), known=sample.facts(features=many))
+    facts = dict(bringup.board_facts(load(store).cases[0]))
+    assert facts["Features"] == "avx2, fma and 23 more"
+    assert facts["Cores"] == "4 × cortex-a55 at 1\u202f800 MHz, 4 × cortex-a76 at 2\u202f304 MHz"
 
 
 # Curve

@@ -13,9 +13,9 @@ import pytest
 
 from dashboards.charts import Table
 from dashboards.reading import load
-from dashboards.site import POLICY, build, build_site, csv_bytes, prose, write_site
+from dashboards.site import POLICY, build, build_site, check_name, csv_bytes, prose, write_site
 from harness.store import Store
-from harness.verdicts import Outcome, Verdict
+from harness.verdicts import Check, Outcome, Verdict
 
 VOID = {"meta", "link", "input", "br", "img", "hr"}
 
@@ -191,6 +191,22 @@ def test_every_run_has_a_data_page_with_all_rows_as_csv(
 def test_a_text_that_a_spreadsheet_would_run_is_defused() -> None:
     table = Table("t", ("a", "b"), (("=cmd|'/c calc'!A1", -1.5), ('x,"y"', None)))
     assert csv_bytes(table) == b'a,b\r\n\'=cmd|\'/c calc\'!A1,-1.5\r\n"x,""y""",\r\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("mean_kl", "Mean KL"),
+        ("ttft_s", "TTFT"),
+        ("memory_mb", "Memory"),
+        ("tokens_per_s_at_end", "Tokens per second at end"),
+        ("top1", "Top-1"),
+        ("s", "S"),
+    ],
+)
+def test_a_check_is_named_in_words(name: str, words: str) -> None:
+    check = Check(name=name, outcome=Outcome.PASS, measured=1, limit=None, sentence="")
+    assert check_name(check) == words
 
 
 def test_backticks_mark_code_and_never_markup() -> None:
