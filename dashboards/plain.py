@@ -29,11 +29,6 @@ def visible(text: str) -> str:
     return _HIDDEN.sub(_name, text.replace("\r\n", "\n"))
 
 
-def shorten(text: str, limit: int) -> str:
-    """At most `limit` characters, with an ellipsis where something was cut."""
-    return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
-
-
 def slug(text: str) -> str:
     """A file name part of lower-case letters, digits, dots and dashes; never empty, never `..`."""
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:60] or "x"

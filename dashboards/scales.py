@@ -6,8 +6,6 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from dashboards import plain
-
 UPRIGHT_ROOM = 26  # pixels that a label needs on a narrow screen, upright and along
 LEVEL_ROOM = 100
 
@@ -169,7 +167,3 @@ def path(points: Sequence[tuple[float, float]]) -> str:
 def level(value: float, edges: Sequence[float]) -> int:
     """How many of the ascending `edges` are at or below `value`."""
     return sum(edge <= value for edge in edges)
-
-
-def caption(low: float, high: float, unit: str) -> str:
-    return f"{plain.number(low)}–{plain.number(high)} {unit}".rstrip()

@@ -119,7 +119,6 @@ def make_environment() -> jinja2.Environment:
         cosine=plain.cosine,
         seconds=plain.seconds,
         mebibytes=plain.mebibytes,
-        shorten=plain.shorten,
         slug=plain.slug,
         when=when,
         iso=iso,

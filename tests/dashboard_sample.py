@@ -6,7 +6,6 @@ shapes that real runs have: 30 layers, three sweeps, a long dialogue.
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from pathlib import Path
@@ -620,8 +619,3 @@ def record_unfinished(store: Store) -> None:
 def record_all(store: Store) -> None:
     record_passing(store)
     record_troubled(store)
-
-
-def as_text(value: object) -> str:
-    """For messages of failing tests."""
-    return json.dumps(value, indent=1, default=str)

@@ -96,8 +96,3 @@ def test_durations_use_the_unit_that_fits(value: float | None, text: str) -> Non
 def test_memory_is_told_in_the_unit_that_fits() -> None:
     assert plain.mebibytes(812) == "812 MiB"
     assert plain.mebibytes(7921) == "7.74 GiB"
-
-
-def test_a_long_text_is_cut_with_an_ellipsis() -> None:
-    assert plain.shorten("abcdef", 6) == "abcdef"
-    assert plain.shorten("abcdefg", 6) == "abcde…"
