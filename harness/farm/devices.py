@@ -156,7 +156,7 @@ class DeviceSession:
             "python": python.get("version"),
             "engine": row.engine_hash if row is not None else None,
         }
-        found.update({check.name: check.measured for check in result.verdict.checks})
+        found.update({f"check.{check.name}": check.measured for check in result.verdict.checks})
         return {name: value for name, value in found.items() if value is not None}
 
     @contextlib.contextmanager

@@ -13,7 +13,7 @@ BOARD = "  v: {virtual: {}}"
 @pytest.fixture
 def arguments(model_file: Path) -> list[str]:
     """A bring-up whose last stage lasts long enough to be met in it."""
-    stages = ["--stage", "tiny", "--stage", "stress", "--stress-minutes", "0.2"]
+    stages = ["--stage", "tiny", "--stage", "stress", "--stress-minutes", "0.12"]
     return ["bringup", "--model", str(model_file), *stages, "--json"]
 
 
