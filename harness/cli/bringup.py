@@ -78,7 +78,7 @@ def bringup(
     ] = None,
     context: Annotated[
         int | None,
-        typer.Option(min=32, help="Designed context, in positions; default: the model's, ≤ 2048."),
+        typer.Option(min=64, help="Designed context, in positions; default: the model's, ≤ 2048."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     board_env: EnvOption = None,

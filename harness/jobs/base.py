@@ -29,7 +29,8 @@ class BringupOptions(Record):
     stress_minutes: float | None = Field(default=None, gt=0)  # None: the board's own
     curve_lengths: tuple[int, ...] | None = None  # cache positions at which tokens are timed
     curve_seconds: float = Field(default=60.0, gt=0)  # points and tokens are chosen to fit
-    context: int | None = Field(default=None, ge=32)  # designed context; None: model's, ≤ 2,048
+    # Designed context; None: the model's, ≤ 2,048. Shorter ones have no room for a curve.
+    context: int | None = Field(default=None, ge=64)
     stress_context: int | None = Field(default=None, ge=32)  # None: grows with stress_minutes
     seed: int = Field(default=0, ge=0)
     accuracy_tokens: int = Field(default=200, ge=1)  # generated and compared with the reference
@@ -113,10 +114,7 @@ def make_spec(
 
 
 def pinned_cpus(pin: str | tuple[int, ...] | None, facts: Facts) -> tuple[int, ...] | None:
-    """The cores to run on: a list as it stands; "big": the allowed ones of the highest capacity
-    (or clock), all of them when the board tells neither."""
+    """The cores to run on: a list as it stands; "big" as the board's facts say."""
     if pin is None or not isinstance(pin, str):
         return pin
-    strength = {cpu.number: cpu.capacity or cpu.max_mhz or 0 for cpu in facts.allowed_cpus}
-    best = max(strength.values(), default=0)
-    return tuple(sorted(number for number, value in strength.items() if value == best)) or None
+    return facts.big_cores or None

@@ -30,7 +30,8 @@ all of them." His daughter, who studies mathematics, calls this the price of not
 question. She is right, of course; but he has seen three storms that no forecast had, and after \
 each of them someone came and asked what the sea had done the night before."""
 
-QUESTION = "What is the difference between weather and climate?"
+# One that is answered at length, so that the texts are long enough to diverge.
+QUESTION = "Explain in detail, step by step, how the water of the sea becomes rain over a mountain."
 
 TURNS = (
     "Tell me about the sea at night.",
