@@ -102,6 +102,16 @@ class Decoder:
                 found.append(logits)
         return np.concatenate(found) if all_logits else found[-1][-1]
 
+    def seek(self, position: int) -> None:
+        """Continue at `position`, which may lie above the current one.
+
+        The caller vouches that the slots below hold what it wants there, as after a truncation
+        whose later slots were written again with the same tokens.
+        """
+        if not 0 <= position <= self.context:
+            raise ValueError(f"cannot seek to {position}, expected 0 to {self.context}")
+        self.position = position
+
     def truncate(self, position: int) -> None:
         """Forget the positions from `position` on; their slots are written again later."""
         if not 0 <= position <= self.position:
@@ -109,7 +119,9 @@ class Decoder:
         self.position = position
 
     def reset(self) -> None:
+        """Begin anew: an empty cache, and steps counted from 0."""
         self.position = 0
+        self.executor.step = 0
 
 
 @dataclasses.dataclass(frozen=True)

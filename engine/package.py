@@ -222,7 +222,7 @@ def build_package(
     The file appears under its name only when it is whole. Raises FormatError for a checkpoint that
     is incomplete, of an unknown architecture or not finite, OSError for the disk.
     """
-    layout = family_of(checkpoint).read(checkpoint)
+    layout = _layout(checkpoint)
     _check_shapes(checkpoint, layout)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
@@ -240,6 +240,15 @@ def build_package(
         tuple(header["notes"]),
         layout.hyperparameters,
     )
+
+
+def _layout(checkpoint: Checkpoint) -> ModelLayout:
+    try:
+        return family_of(checkpoint).read(checkpoint)
+    except FormatError:
+        raise
+    except ValueError as error:  # numbers that make no model or no RoPE
+        raise FormatError(f"{checkpoint.path}: {error}") from error
 
 
 def _write(

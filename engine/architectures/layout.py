@@ -33,7 +33,7 @@ class ModelLayout:
     def __post_init__(self) -> None:
         problem = self.hyperparameters.problem()
         if problem:
-            raise FormatError(f"hyper-parameters: {problem}")
+            raise ValueError(f"hyper-parameters: {problem}")
 
 
 @dataclasses.dataclass

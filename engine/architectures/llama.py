@@ -210,6 +210,12 @@ def _sources(
                     f"{checkpoint.path}: tensor {tensor!r} is missing ({len(checkpoint.tensors)} "
                     f"tensors found, {layers} layers expected); is the file complete?"
                 )
+    biases = [name for name in sources if name.endswith(".bias")]
+    if biases and len(biases) != 4 * layers:
+        raise FormatError(
+            f"{checkpoint.path}: {len(biases)} biases of the attention's q, k, v and output in "
+            f"{layers} layers, expected all {4 * layers} or none"
+        )
     return sources, "head.logits" not in sources
 
 

@@ -18,8 +18,8 @@ from engine.quantize.schemes import GROUP, PackedTensor, widen_bf16
 from engine.runtime.state import State
 from engine.units.reference import Reference
 
-TILE_VALUES = 1 << 17  # floats of a tile: 512 KiB, half a second-level cache of small boards
-TILE_OUTPUTS = TILE_VALUES // GROUP  # one group of so many outputs fills a tile
+TILE = 1 << 17  # floats of a tile: 512 KiB, half a second-level cache of small boards
+TILE_OUTPUTS = TILE // GROUP  # one group of so many outputs fills a tile
 
 Floats = npt.NDArray[np.float32]
 
@@ -35,8 +35,8 @@ class Packed(Reference):
 
     def __init__(self, package: Package, context: int) -> None:
         super().__init__(package, context, np.float32)
-        self._bytes = np.empty(TILE_VALUES, np.uint8)
-        self._tile = np.empty(TILE_VALUES, np.float32)
+        self._bytes = np.empty(TILE, np.uint8)
+        self._tile = np.empty(TILE, np.float32)
         self._angles: tuple[Floats, Floats] | None = None
         # Norms and biases are a few kilobytes a layer: held as float32 once.
         self._vectors: dict[str, Floats] = {}
@@ -65,7 +65,7 @@ class Packed(Reference):
         """16-bit floats, widened a few output rows at a time."""
         data = tensor.parts["data"]  # (N, K)
         outputs, inputs = tensor.shape
-        rows = max(1, TILE_VALUES // inputs)
+        rows = max(1, TILE // inputs)
         y = np.empty((len(x), outputs), np.float32)
         for start in range(0, outputs, rows):
             chunk = data[start : start + rows]
@@ -102,7 +102,7 @@ class Packed(Reference):
 
     def _steps(self, tensor: PackedTensor, span: slice) -> range:
         per_group = GROUP * (span.stop - span.start)
-        return range(0, tensor.shape[1] // GROUP, max(1, TILE_VALUES // per_group))
+        return range(0, tensor.shape[1] // GROUP, max(1, TILE // per_group))
 
     def _row(self, tensor: PackedTensor, x: Floats, span: slice) -> Floats:
         """One token. Σ_b d_b (Σ_i q_bi x_bi) + (m_b − zero d_b) Σ_i x_bi, groups b, inputs i."""

@@ -1,6 +1,6 @@
 """The definition of every op, in numpy: slow and obvious. Other units are tested against it.
 
-Weights are dequantised whole for each op and dropped again. With dtype float64 this is the exact
+Weights are dequantised for each op and dropped again. With dtype float64 this is the exact
 reference; with float32 it is the naive implementation that sets the error one may expect.
 """
 
@@ -16,6 +16,8 @@ from engine.package import Package
 from engine.program.ops import Op
 from engine.quantize.schemes import dequantize
 from engine.runtime.state import Buffer, State
+
+TILE_VALUES = 1 << 22  # weights dequantised at a time: 32 MiB as float64
 
 
 def create(package: Package, *, context: int, dtype: Any = np.float32) -> Reference:
@@ -48,7 +50,13 @@ class Reference:
         state[op.writes[0]] = scaled * self._weight(op.weights[0])
 
     def _linear(self, op: Op, state: State) -> None:
-        y = state[op.reads[0]] @ self._weight(op.weights[0]).T  # (T, K) @ (K, N)
+        x, (outputs, inputs) = state[op.reads[0]], self.package.tensors[op.weights[0]].shape
+        y = np.empty((len(x), outputs), self.dtype)
+        # Some rows at a time: the head of a large model would fill gigabytes as float64.
+        rows = max(1, TILE_VALUES // inputs)
+        for start in range(0, outputs, rows):
+            tile = slice(start, start + rows)
+            y[:, tile] = x @ self._weight(op.weights[0], tile).T  # (T, K) @ (K, n)
         for bias in op.weights[1:]:
             y = y + self._weight(bias)
         state[op.writes[0]] = y

@@ -42,6 +42,20 @@ def test_a_truncated_cache_continues_as_if_the_rest_never_was(package: Package) 
         decoder.truncate(99)
 
 
+def test_a_decoder_can_go_back_up_to_slots_that_were_written_again(package: Package) -> None:
+    tokens = np.arange(10, 40)
+    decoder = Decoder(package)
+    decoder.advance(tokens)
+    expected = decoder.advance(np.array([7]))
+    decoder.seek(5)
+    for token in tokens[5:9]:
+        decoder.advance(np.array([token]))
+    decoder.seek(len(tokens))
+    assert np.allclose(decoder.advance(np.array([7])), expected, atol=1e-4)
+    with pytest.raises(ValueError, match="cannot seek to 257"):
+        decoder.seek(257)
+
+
 def test_taps_and_trace_leave_every_bit_as_it_was(package: Package) -> None:
     plain = Decoder(package).advance(np.array(PROMPT), all_logits=True)
     trace = Trace()

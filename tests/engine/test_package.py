@@ -208,8 +208,22 @@ def without(checkpoint: SyntheticCheckpoint, **changes: Any) -> SyntheticCheckpo
 def test_a_config_that_cannot_be_run_is_refused_by_key(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(FormatError, match=message):
         build_package(without(SyntheticCheckpoint(), **changes), tmp_path / "x.pkg", name="x")
+
+
+class HalfBiased(SyntheticCheckpoint):
+    """A model whose attention output has lost its bias."""
+
+    def __init__(self) -> None:
+        super().__init__(biases=True)
+        kept = {n: i for n, i in self.tensors.items() if "attn_output.bias" not in n}
+        self.tensors = kept
+
+
+def test_biases_are_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"6 biases .* expected all 8 or none"):
+        build_package(HalfBiased(), tmp_path / "x.pkg", name="x")
 
 
 def test_a_config_key_that_nobody_reads_becomes_a_note(tmp_path: Path) -> None:

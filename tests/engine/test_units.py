@@ -83,6 +83,9 @@ def test_a_planted_nan_stops_with_step_layer_and_op(
     ) as got:
         decoder.advance(np.array([3]))
     assert (got.value.step, got.value.layer, got.value.op) == (2, 1, "L01.attn.out")
+    decoder.reset()  # steps count from 0 again
+    with pytest.raises(NonFinite, match="step 0"):
+        decoder.advance(np.array([1]))
 
 
 @pytest.mark.parametrize(
