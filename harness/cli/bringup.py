@@ -80,6 +80,14 @@ def bringup(
         int | None,
         typer.Option(min=64, help="Designed context, in positions; default: the model's, ≤ 2048."),
     ] = None,
+    curve_seconds: Annotated[
+        float,
+        typer.Option(
+            min=10,
+            metavar="SECONDS",
+            help="Time for the curve stage; slow boards need more to reach a long context.",
+        ),
+    ] = 60.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     board_env: EnvOption = None,
     resume: ResumeOption = False,
@@ -105,7 +113,9 @@ def bringup(
 
     boards = choose_boards(farm, board or (), tag or (), board_env or ())
     stages = choose_stages(stage or ())
-    options = bringup_options(stress_minutes=stress_minutes, context=context, seed=seed)
+    options = bringup_options(
+        stress_minutes=stress_minutes, context=context, curve_seconds=curve_seconds, seed=seed
+    )
     raise typer.Exit(
         run_and_report(
             boards, model, options, stages, resume=which(resume, fresh), as_json=as_json
