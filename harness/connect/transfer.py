@@ -32,7 +32,7 @@ elif command -v shasum >/dev/null 2>&1; then sum=$(shasum -a 256 <"$p")
 elif command -v openssl >/dev/null 2>&1; then sum=$(openssl dgst -sha256 -r <"$p")
 else
   for python in python3 python; do
-    sum=$("$python" -c 'import hashlib, sys
+    sum=$("$python" -I -c 'import hashlib, sys
 h = hashlib.sha256()
 for b in iter(lambda: sys.stdin.buffer.read(1 << 20), b""): h.update(b)
 print(h.hexdigest())' <"$p" 2>/dev/null) && break

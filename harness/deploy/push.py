@@ -104,9 +104,9 @@ def ask_board(
     session: BoardSession, python: Sequence[str], request: Mapping[str, Any], deadline: Deadline
 ) -> dict[str, Any]:
     """Run one request of on_board.py on the board; its answer. Raises BoardError."""
-    result = session.run(
-        [*python, "-", json.dumps(request)], stdin=_ON_BOARD.read_bytes(), deadline=deadline
-    )
+    # -I: Python would import `json` and the like from the folder it is started in, the user's home.
+    command = [*python, "-I", "-", json.dumps(request)]
+    result = session.run(command, stdin=_ON_BOARD.read_bytes(), deadline=deadline)
     said = result.stderr.decode(errors="replace").strip()
     if result.status == 127 or result.status == 126:
         raise BoardError(
@@ -230,7 +230,9 @@ def _install(
     if not parts:
         return
     command = ["env", *_assignments(deployment.environment), *deployment.python, "-c", SMOKE]
-    result = session.run(command, deadline=deadline)
+    # Python imports first from the folder it is started in: not from the user's home.
+    script = f"cd {shlex.quote(deployment.root)} && exec {shlex.join(command)}"
+    result = session.run(script, deadline=deadline)
     if result.status != 0:
         last = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise BoardError(

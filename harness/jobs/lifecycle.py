@@ -130,7 +130,11 @@ def _send_and_launch(
     command = ["env", *(f"{name}={value}" for name, value in variables.items())]
     command += [*deployment.python, "-m", "engine", "run", f"{run.spool}/{SPEC_NAME}"]
     command += ["--spool", run.spool, "--detach"]
-    started = session.run(command, deadline=deadline.within(START_S, "starting the engine"))
+    # Python imports first from the folder it is started in: not from the user's home.
+    script = f"cd {shlex.quote(run.spool)} && exec {shlex.join(command)}"
+    started = session.execute(  # titled: the command holds values of the board's environment
+        script, deadline=deadline.within(START_S), title="starting the engine"
+    )
     if started.status != 0:
         raise _engine_error(session, "the supervisor did not start", started.stderr)
 

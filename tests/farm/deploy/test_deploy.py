@@ -11,6 +11,7 @@ import pytest
 
 from engine.records import RunSpec
 from harness.boards.facts import FolderFacts
+from harness.boards.probe import probe
 from harness.deadline import Deadline
 from harness.deploy.bundle import Bundle, build_bundle
 from harness.deploy.models import prepare_tiny
@@ -57,6 +58,18 @@ def test_a_second_deploy_sends_nothing(
     assert second.kept_parts == first.sent_parts
     assert (second.root, second.paths) == (first.root, first.paths)
     assert everything(Path(first.root) / "parts") == before
+
+
+def test_python_files_in_the_login_folder_are_not_imported(
+    target: MakeTarget, make_bundle: MakeBundle, model: Path
+) -> None:
+    board = target()
+    for name in ("json", "tarfile", "engine", "numpy", "sysconfig"):
+        (board.home / name).mkdir()
+        (board.home / name / "__init__.py").write_text("raise RuntimeError('of the user')\n")
+    board.facts = probe(board.session, deadline=Deadline.after(30))
+    assert board.facts.python is not None
+    assert len(board.deploy(make_bundle(), model).sent_parts) == 4
 
 
 def test_only_the_part_that_changed_travels_and_the_old_one_stays(

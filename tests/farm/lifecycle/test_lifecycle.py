@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from engine.records import Event
+from harness.boards import virtual
 from harness.deadline import Deadline
 from harness.errors import BoardError
 from harness.jobs import lifecycle
@@ -51,6 +52,20 @@ def test_a_run_is_started_followed_and_cleaned_away(bench: MakeBench, tmp_path: 
     assert board.clean_up(run) == []
     assert not Path(run.spool).exists()
     assert board.clean_up(run) == []  # as often as one likes
+
+
+def test_python_files_in_the_login_folder_are_not_imported(
+    bench: MakeBench, tmp_path: Path
+) -> None:
+    board = bench()
+    board.session()
+    for name in ("json", "engine", "signal"):
+        package = virtual.board_folder(board.board.name) / "home" / name
+        package.mkdir()
+        (package / "__init__.py").write_text("raise RuntimeError('of the user')\n")
+    run = board.start([{"do": "data", "name": "a", "count": 1}])
+    assert board.follow(run, tmp_path).status == "finished"
+    assert board.clean_up(run) == []
 
 
 def test_what_the_board_does_not_know_is_refused_by_name(bench: MakeBench, tmp_path: Path) -> None:
