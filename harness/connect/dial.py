@@ -58,6 +58,9 @@ class Target:
     host_key: str | None
     key_file: Path | None
     remedy: str  # for an unexpected host key
+    # The environment variable that may hold its password: each server has its own, so that no
+    # password is shown to another server on the way.
+    secret: str | None = None
 
     @property
     def address(self) -> str:
@@ -109,7 +112,8 @@ def way_to(board: Board) -> list[Target]:
         pinned = {"host_key": board.host_key, "key_file": board.key_file}
         address = {"host": board.host, "port": board.port, "user": board.user}
     remedy = f"run `harness boards enrol {board.name}`"
-    last = Target(board=board.name, title="", remedy=remedy, **address, **pinned)
+    secret = password_variable(board.name)
+    last = Target(board=board.name, title="", remedy=remedy, secret=secret, **address, **pinned)
     return [*_hops(board.name, board.jump), last]
 
 
@@ -123,7 +127,15 @@ def _hops(board: str, jump: Jump | None) -> list[Target]:
     )
     title = f"jump host {jump.name or jump.host}: "
     hop = Target(
-        board, title, jump.host, jump.port, jump.user, jump.host_key, jump.key_file, remedy
+        board,
+        title,
+        jump.host,
+        jump.port,
+        jump.user,
+        jump.host_key,
+        jump.key_file,
+        remedy,
+        password_variable(jump.name) if jump.name else None,
     )
     return [*_hops(board, jump.via), hop]
 
@@ -341,7 +353,7 @@ def _log_in(
 
 def _credentials(target: Target) -> dict[str, Any]:
     """Keys from the file that devices.yaml names, else the agent's and the user's usual ones."""
-    secret = os.environ.get(password_variable(target.board))
+    secret = os.environ.get(target.secret) if target.secret else None
     found: dict[str, Any] = {"password": secret} if secret else {}
     if target.key_file is None:
         return found
@@ -364,7 +376,8 @@ def _credentials(target: Target) -> dict[str, Any]:
             "auth",
             f"key file {target.key_file} cannot be used ({type(error).__name__})",
             "a private key without a passphrase, or one that the agent holds",
-            f"`ssh-add` it and drop 'key_file', or set {password_variable(target.board)}",
+            "`ssh-add` it and drop 'key_file'"
+            + (f", or set {target.secret}" if target.secret else ""),
         ) from error
     return {**found, "allow_agent": False, "look_for_keys": False}
 
@@ -388,7 +401,7 @@ def password_variable(board: str) -> str:
 
 def _refused(target: Target, error: Exception) -> BoardError:
     tried = str(target.key_file) if target.key_file else "the agent's and the user's own keys"
-    if os.environ.get(password_variable(target.board)):
+    if target.secret and os.environ.get(target.secret):
         tried += " and the password from the environment"
     takes = ""
     if isinstance(error, paramiko.BadAuthenticationType):
@@ -397,8 +410,8 @@ def _refused(target: Target, error: Exception) -> BoardError:
         "auth",
         f"{target.address} refuses user {target.user!r} with {tried}",
         takes,
-        "add the public key to the board's authorized_keys, or set 'user' or 'key_file' in "
-        f"devices.yaml, or {password_variable(target.board)} in the environment",
+        "add the public key to its authorized_keys, or set 'user' or 'key_file' in devices.yaml"
+        + (f", or {target.secret} in the environment" if target.secret else ""),
     )
 
 

@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import paramiko
 import pytest
 
 from harness.connect import BoardSession, Limits, open_session, scan_host_key
 from harness.connect.dial import password_variable
+from harness.connect.hostkey import fingerprint
 from harness.deadline import Deadline
 from harness.errors import BoardError
 from harness.inventory import Board, Jump
@@ -250,6 +252,56 @@ def test_a_jump_hosts_key_is_checked_too(servers) -> None:
     assert error.kind == "host-key"
     assert "jump host bastion: host key" in str(error)
     assert "enrol bastion" in str(error)
+
+
+class Listening(paramiko.ServerInterface):
+    """An SSH server that lets nobody in and notes the passwords that it is offered."""
+
+    def __init__(self) -> None:
+        self.offered: list[str] = []
+
+    def get_allowed_auths(self, username: str) -> str:
+        return "publickey,password"
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        return paramiko.common.AUTH_FAILED
+
+    def check_auth_password(self, username: str, password: str) -> int:
+        self.offered.append(password)
+        return paramiko.common.AUTH_FAILED
+
+
+@pytest.mark.parametrize(("name", "offered"), [("", []), ("bastion", ["of-bastion"])])
+def test_a_jump_host_is_offered_its_own_password_and_never_the_boards(
+    servers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, offered: list[str]
+) -> None:
+    board = servers.sshd().board
+    monkeypatch.setenv(password_variable("real-1"), "of-board")
+    monkeypatch.setenv(password_variable("bastion"), "of-bastion")
+    host_key = paramiko.ECDSAKey.generate()
+    server = Listening()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            transport = paramiko.Transport(listener.accept()[0])
+            transport.add_server_key(host_key)
+            transport.start_server(server=server)
+            transport.join(20)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        hop = Jump(
+            name=name,
+            host="127.0.0.1",
+            port=listener.getsockname()[1],
+            host_key=fingerprint(host_key),
+            key_file=board.key_file,
+        )
+        error = refusal(board.model_copy(update={"jump": hop}))
+        thread.join(20)
+    assert error.kind == "auth"
+    assert server.offered == offered
+    assert (password_variable("bastion") in str(error)) == (name == "bastion")
 
 
 def test_nothing_of_the_ssh_library_appears_on_stderr(servers) -> None:
