@@ -93,7 +93,8 @@ for p in "${P:-python3}" python3 python3.14 python3.13 python3.12 python3.11 pyt
   q=$(command -v "$p") || { [ "$p" = "$P" ] && printf 'absent %s\n' "$p"; continue; }
   case $seen in *":$q:"*) continue ;; esac
   seen=$seen$q:
-  out=$("$q" -I -S -c "$code" 2>&1)
+  case $q in /*) ;; *) q=$PWD/$q ;; esac
+  out=$(cd / && "$q" -S -c "$code" 2>&1) # Python imports first from the folder it is started in
   case $out in
     *'|'*) out=$(printf '%s\n' "$out" | tail -n 1) ;;
     *) out="no start|$(printf '%s\n' "$out" | grep -i error | head -n 1)" ;;

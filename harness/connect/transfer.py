@@ -25,23 +25,25 @@ CHUNK = 1 << 15  # bytes; one SFTP request
 ONE_COMMAND_BYTES = 1 << 20  # up to here a file travels in one command instead of several requests
 SFTP_START_S = 15.0
 
-# Moves a complete upload to its place. Prints `ok`, or what the SHA-256 is instead.
+# Brings a complete upload to the disk, then to its place. Prints `ok`, or what its SHA-256 is.
 _PUBLISH = """
 if command -v sha256sum >/dev/null 2>&1; then sum=$(sha256sum <"$p")
 elif command -v shasum >/dev/null 2>&1; then sum=$(shasum -a 256 <"$p")
 elif command -v openssl >/dev/null 2>&1; then sum=$(openssl dgst -sha256 -r <"$p")
 else
   for python in python3 python; do
-    sum=$("$python" -I -c 'import hashlib, sys
+    sum=$({ cd / && "$python" -c 'import hashlib, sys
 h = hashlib.sha256()
 for b in iter(lambda: sys.stdin.buffer.read(1 << 20), b""): h.update(b)
-print(h.hexdigest())' <"$p" 2>/dev/null) && break
+print(h.hexdigest())'; } <"$p" 2>/dev/null) && break
   done
 fi
 sum=${sum%% *}
 if [ -z "$sum" ]; then echo tool; exit 0; fi
 if [ "$sum" != "$want" ]; then echo "$sum"; exit 0; fi
 if [ -d "$r" ]; then echo "$r is a folder" >&2; exit 1; fi
+# Power may fail at any time, and a name can reach the disk before its content.
+sync "$p" 2>/dev/null || sync 2>/dev/null
 chmod "$mode" "$p" && mv -f "$p" "$r" && echo ok
 """
 
@@ -321,7 +323,7 @@ class _Upload:
         result = self.execute(script)
         written = result.stdout.strip()
         have = int(written) if written.isdigit() else 0
-        return have if have < self.total else 0
+        return have if have <= self.total else 0
 
     def chunks(self, have: int) -> Iterator[bytes]:
         self.source.seek(have)

@@ -53,7 +53,9 @@ def survey(request: dict[str, Any]) -> dict[str, Any]:
             continue
         have = [item["hash"] for item in request["needed"] if _holds(root, item)]
         missing = [item for item in request["needed"] if item["hash"] not in have]
-        need = sum(item["bytes"] for item in missing) + (RESERVE_BYTES if missing else 0)
+        sent = tidy_incoming(root, {item["hash"] for item in missing})
+        need = sum(max(0, item["bytes"] - sent.get(item["hash"], 0)) for item in missing)
+        need += RESERVE_BYTES if missing else 0
         if free_bytes(root) < need:
             prune(root, {item["hash"] for item in request["needed"]}, 0)
         free = free_bytes(root)
@@ -92,7 +94,29 @@ def _withdraw(root: Path, made: bool) -> None:
 
 def _holds(root: Path, item: dict[str, Any]) -> bool:
     path: Path = root / item["kind"] / item["hash"]
-    return path.is_dir() if item["kind"] == "parts" else path.is_file()
+    if item["kind"] == "parts":
+        return path.is_dir()
+    return path.is_file() and path.stat().st_size == item["bytes"]
+
+
+def tidy_incoming(root: Path, missing: set[str]) -> dict[str, int]:
+    """Remove what an interrupted deployment left and nobody will go on with.
+
+    Returns {hash: bytes that are here} of partial uploads of `missing`, which are resumed. An
+    upload that arrived whole, but was not installed any more, becomes a partial one again.
+    """
+    sent: dict[str, int] = {}
+    for path in [*(root / "incoming").iterdir(), *(root / "blobs").iterdir()]:
+        if path.parent.name == "blobs" and HASH.fullmatch(path.name):
+            continue
+        digest = path.name[:64]
+        if digest not in missing or path.is_dir() or path.suffix not in ("", ".partial"):
+            remove(path)
+            continue
+        if path.name == digest:
+            path = path.replace(path.with_name(f"{digest}.{digest[:16]}.partial"))
+        sent[digest] = sent.get(digest, 0) + path.stat().st_size
+    return sent
 
 
 def free_bytes(path: Path) -> int:
@@ -107,25 +131,33 @@ def install(request: dict[str, Any]) -> dict[str, Any]:
     Answers {"error": text} when a part cannot be unpacked, which then leaves nothing behind.
     """
     root = Path(request["root"])
-    for digest in request["parts"]:
-        archive, target = root / "incoming" / digest, root / "parts" / digest
-        temporary = root / "incoming" / f".{digest}.unpacked"
+    unpacked = {digest: root / "incoming" / f".{digest}.unpacked" for digest in request["parts"]}
+    for digest, temporary in unpacked.items():
         shutil.rmtree(temporary, ignore_errors=True)
         try:
-            unpack(archive, temporary)
-            if target.is_dir():
-                shutil.rmtree(temporary)
-            else:
-                temporary.rename(target)
+            unpack(root / "incoming" / digest, temporary)
         except (OSError, ValueError, EOFError, tarfile.TarError) as error:
-            shutil.rmtree(temporary, ignore_errors=True)
+            for folder in unpacked.values():
+                shutil.rmtree(folder, ignore_errors=True)
             return {"error": f"part {digest[:12]}: {type(error).__name__}: {error}"}
-        archive.unlink()
+    if unpacked:
+        # Power may fail at any time, and a name can reach the disk before its content. Once for
+        # all: an fsync for each of a thousand files takes minutes on a memory card.
+        os.sync()
+    for digest, temporary in unpacked.items():
+        target = root / "parts" / digest
+        if target.is_dir():
+            shutil.rmtree(temporary)
+        else:
+            temporary.rename(target)
+        (root / "incoming" / digest).unlink()
     mark_used(root, request["keep"])
     temporary = root / ".current.json"
     temporary.write_text(json.dumps(request["current"], indent=1, sort_keys=True))
     temporary.replace(root / "current.json")
     clear_incoming(root)
+    if unpacked:
+        os.sync()
     return {"pruned": prune(root, set(request["keep"]), request["budget"])}
 
 
@@ -255,6 +287,39 @@ def clean(request: dict[str, Any]) -> dict[str, Any]:
     return {"left": left}
 
 
+def runs(request: dict[str, Any]) -> dict[str, Any]:
+    """The runs in the work folders `roots` of which any process is alive.
+
+    Answers {"runs": [{"run_id", "spool", "pids": [pid], "age_s": since the oldest began, or None}]}.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name in request["roots"]:
+        for spool in sorted(Path(name).expanduser().glob("runs/*")):
+            pids = set(processes_of(spool.name, spool))
+            supervisor = supervisor_pid(spool)
+            if supervisor is not None:
+                pids.add(supervisor)
+            ages = [age for age in map(_age_s, pids) if age is not None]
+            if pids:
+                found[spool.name] = {
+                    "run_id": spool.name,
+                    "spool": str(spool),
+                    "pids": sorted(pids),
+                    "age_s": max(ages, default=None),
+                }
+    return {"runs": list(found.values())}
+
+
+def _age_s(pid: int) -> float | None:
+    """For how long the process has been running. By uptime: a board's wall clock may be wrong."""
+    fields = stat_fields(pid)
+    try:
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        return max(0.0, uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def supervisor_pid(spool: Path) -> int | None:
     """The pid of the spool's supervisor if that very process is alive."""
     try:
@@ -325,6 +390,7 @@ REQUESTS = {
     "discard": discard,
     "stop": stop,
     "clean": clean,
+    "runs": runs,
 }
 
 if __name__ == "__main__":

@@ -71,11 +71,41 @@ def deploy(
     Raises BoardError: "no-python"; "no-folder" and "no-space" with the reason for each candidate;
     "deploy" when the board cannot unpack or load what it was sent; and what the connection raises.
     A failure leaves nothing half sent behind, unless the link itself is gone: then the next call
-    goes on where this one ended.
+    goes on where this one ended. Parts that were there and do not load any more (the board's disk
+    was damaged) are sent again, once.
     """
-    board = session.board.name
-    python = (usable_python(facts, board).path, *PYTHON_FLAGS)
+    python = (usable_python(facts, session.board.name).path, *PYTHON_FLAGS)
     items = _items(bundle, files)
+    parts = [item for item in items if item.kind == "parts"]
+    first = _place(session, python, facts, bundle, items, deadline, on_progress)
+    trouble = _why_not_loading(session, first, deadline)
+    if trouble is None:
+        return first
+    _give_up(session, first, parts, trouble)
+    if all(item.name in first.sent_parts for item in parts):
+        raise trouble
+    second = _place(session, python, facts, bundle, items, deadline, on_progress)
+    trouble = _why_not_loading(session, second, deadline)
+    if trouble is not None:
+        _give_up(session, second, parts, trouble)
+        raise trouble
+    return dataclasses.replace(
+        second,
+        sent_bytes=first.sent_bytes + second.sent_bytes,
+        sent_parts=(*first.sent_parts, *second.sent_parts),
+    )
+
+
+def _place(
+    session: BoardSession,
+    python: tuple[str, ...],
+    facts: Facts,
+    bundle: Bundle,
+    items: Sequence[_Item],
+    deadline: Deadline,
+    on_progress: Progress | None,
+) -> Deployment:
+    """Send what is missing, unpack it and note the deployment."""
     survey = _choose_folder(session, python, facts, items, deadline)
     root, have = str(survey["root"]), set(survey["have"])
     missing = [item for item in items if item.sha256 not in have]
@@ -104,9 +134,9 @@ def ask_board(
     session: BoardSession, python: Sequence[str], request: Mapping[str, Any], deadline: Deadline
 ) -> dict[str, Any]:
     """Run one request of on_board.py on the board; its answer. Raises BoardError."""
-    # -I: Python would import `json` and the like from the folder it is started in, the user's home.
-    command = [*python, "-I", "-", json.dumps(request)]
-    result = session.run(command, stdin=_ON_BOARD.read_bytes(), deadline=deadline)
+    # Python imports first from the folder it is started in: not from the user's home.
+    script = f"cd / && exec {shlex.join([*python, '-', json.dumps(request)])}"
+    result = session.run(script, stdin=_ON_BOARD.read_bytes(), deadline=deadline)
     said = result.stderr.decode(errors="replace").strip()
     if result.status == 127 or result.status == 126:
         raise BoardError(
@@ -209,7 +239,7 @@ def _install(
     missing: Sequence[_Item],
     deadline: Deadline,
 ) -> None:
-    """Unpack what arrived, prove that it loads, note the deployment."""
+    """Unpack what arrived, note the deployment."""
     parts = [item.sha256 for item in missing if item.kind == "parts"]
     request = {
         "do": "install",
@@ -227,22 +257,28 @@ def _install(
             f"unpacking failed: {answer['error']}",
             remedy="run the command again; if it fails again, check the board's disk",
         )
-    if not parts:
-        return
+
+
+def _why_not_loading(
+    session: BoardSession, deployment: Deployment, deadline: Deadline
+) -> BoardError | None:
+    """None when the engine's libraries load on the board. Every deployment asks: it takes Python
+    and numpy to start, and a disk that lost data is found before a run fails by it."""
     command = ["env", *_assignments(deployment.environment), *deployment.python, "-c", SMOKE]
     # Python imports first from the folder it is started in: not from the user's home.
     script = f"cd {shlex.quote(deployment.root)} && exec {shlex.join(command)}"
     result = session.run(script, deadline=deadline)
-    if result.status != 0:
-        last = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise BoardError(
-            session.board.name,
-            "deploy",
-            f"the engine's libraries do not load (status {result.status}): {' '.join(last)}",
-            expected=f"`{shlex.join(command[-2:])}` to work",
-            remedy="the wheels fit this board's Python and libc by name; its core may lack an "
-            "instruction, or its disk may be damaged",
-        )
+    if result.status == 0:
+        return None
+    last = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
+    return BoardError(
+        session.board.name,
+        "deploy",
+        f"the engine's libraries do not load (status {result.status}): {' '.join(last)}",
+        expected=f"`{shlex.join(command[-2:])}` to work",
+        remedy="the wheels fit this board's Python and libc by name; its core may lack an "
+        "instruction, or its disk may be damaged",
+    )
 
 
 def _assignments(environment: Mapping[str, str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from engine.records import RunSpec
 from harness.boards.facts import FolderFacts
 from harness.boards.probe import probe
 from harness.deadline import Deadline
-from harness.deploy.bundle import Bundle, build_bundle
+from harness.deploy.bundle import Bundle, Part, build_bundle, plain_tar
 from harness.deploy.models import prepare_tiny
 from harness.errors import BoardError, HarnessError
 from harness.jobs import lifecycle
@@ -188,6 +189,22 @@ def test_libraries_that_do_not_load_are_removed_again(
     assert board.deploy(make_bundle(), model).sent_parts == ("engine", "numpy 0", "psutil 0")
 
 
+def test_parts_that_a_power_loss_damaged_are_sent_again(
+    target: MakeTarget, make_bundle: MakeBundle, model: Path
+) -> None:
+    board, bundle = target(), make_bundle()
+    first = board.deploy(bundle, model)
+    for path in (board.home / "work" / "parts").rglob("numpy/__init__.py"):
+        path.write_bytes(b"\0" * 50)
+    (blob,) = first.paths.values()
+    os.truncate(blob, 1 << 20)
+    second = board.deploy(bundle, model)
+    assert sorted(second.sent_parts) == sorted(first.sent_parts)
+    assert second.sent_bytes == first.sent_bytes
+    assert Path(blob).read_bytes() == model.read_bytes()
+    assert board.deploy(bundle, model).sent_bytes == 0
+
+
 def test_a_user_who_stops_leaves_no_partial_upload(
     target: MakeTarget, make_bundle: MakeBundle, model: Path
 ) -> None:
@@ -222,6 +239,34 @@ def test_an_upload_that_a_lost_link_cut_goes_on_where_it_ended(
     names = everything(board.home / "work" / "blobs")
     assert len(names) == 1
     assert (board.home / "work" / "blobs" / names[0]).read_bytes() == model.read_bytes()
+
+
+def test_a_part_that_arrived_whole_before_the_link_was_lost_is_not_sent_again(
+    target: MakeTarget, make_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    board, bundle = target(), make_bundle()
+    big = tmp_path / "big.tar"
+    content = os.urandom(2 << 20)
+    big.write_bytes(plain_tar([("big.bin", content)]))
+    digest = hashlib.sha256(big.read_bytes()).hexdigest()
+    part = Part("big", "wheel", big, digest, big.stat().st_size, 2 << 20)
+    bundle = Bundle((*bundle.parts, part), bundle.hash)
+    last = board.home / "last"  # sent after the parts, and never arrives
+    last.write_bytes(os.urandom(2 << 20))
+
+    def cut(name: str, done: int, total: int) -> None:
+        if name == "last" and done:
+            board.session.transport.close()
+
+    with pytest.raises(BoardError):
+        board.deploy(bundle, last, on_progress=cut)
+    assert (board.home / "work" / "incoming" / digest).exists()
+    board.reconnect()
+    told: list[tuple[str, int]] = []
+    board.deploy(bundle, last, on_progress=lambda name, done, _: told.append((name, done)))
+    assert [done for name, done in told if name == "big"] == [0, part.bytes]
+    found = board.home / "work" / "parts" / digest / "big.bin"
+    assert found.read_bytes() == content
 
 
 def test_noise_and_a_board_without_sftp_change_nothing(

@@ -64,7 +64,7 @@ def test_the_first_folder_that_works_is_taken_and_asked_what_it_has(tmp_path: Pa
     (good / "parts" / ONE).mkdir(parents=True)
     (good / "blobs").mkdir()
     (good / "blobs" / TWO).write_bytes(b"x")
-    items = [needed(ONE, "parts"), needed(TWO), needed(THREE)]
+    items = [needed(ONE, "parts"), needed(TWO, size=1), needed(THREE)]
     answer = survey(file / "below", good, items=items)
     assert answer["root"] == str(good)
     assert answer["have"] == [ONE, TWO]
@@ -92,10 +92,67 @@ def test_space_is_made_by_removing_what_nothing_needs(
         "free_bytes",
         lambda path: 10**9 if not (root / "blobs" / TWO).exists() else 0,
     )
-    request = {"candidates": [str(root)], "needed": [needed(ONE), needed(THREE, size=100)]}
+    items = [needed(ONE, size=5000), needed(THREE, size=100)]
+    request = {"candidates": [str(root)], "needed": items}
     answer = on_board.survey(request)
     assert answer["root"] == str(root)
     assert (root / "blobs" / ONE).exists()
+
+
+def test_a_file_of_another_size_is_not_taken_for_the_one_that_is_needed(tmp_path: Path) -> None:
+    survey(tmp_path, items=[])
+    (tmp_path / "blobs" / ONE).write_bytes(b"x" * 9)
+    assert survey(tmp_path, items=[needed(ONE, size=10)])["have"] == []
+    (tmp_path / "blobs" / ONE).write_bytes(b"x" * 10)
+    assert survey(tmp_path, items=[needed(ONE, size=10)])["have"] == [ONE]
+
+
+def partial(folder: Path, digest: str, size: int) -> Path:
+    path = folder / f"{digest}.{digest[:16]}.partial"
+    path.write_bytes(b"x" * size)
+    return path
+
+
+def test_an_upload_that_is_resumed_needs_only_the_rest_of_its_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_board._furnish(tmp_path)
+    kept = partial(tmp_path / "blobs", ONE, 900)
+    monkeypatch.setattr(on_board, "free_bytes", lambda path: on_board.RESERVE_BYTES + 100)
+    request = {"candidates": [str(tmp_path)], "needed": [needed(ONE, size=1000)]}
+    assert on_board.survey(request)["root"] == str(tmp_path)
+    assert kept.stat().st_size == 900
+    request["needed"] = [needed(ONE, size=1001)]
+    ((_, free, need),) = on_board.survey(request)["short"]
+    assert need - free == 1
+
+
+def test_partial_uploads_that_nobody_goes_on_with_make_room_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_board._furnish(tmp_path)
+    old = partial(tmp_path / "blobs", TWO, 900)
+    folder = tmp_path / "incoming" / f".{THREE}.unpacked"
+    folder.mkdir()
+    monkeypatch.setattr(
+        on_board, "free_bytes", lambda path: 0 if old.exists() or folder.exists() else 1 << 40
+    )
+    request = {"candidates": [str(tmp_path)], "needed": [needed(ONE, size=1000)]}
+    assert on_board.survey(request)["root"] == str(tmp_path)
+
+
+def test_content_is_on_the_disk_before_its_name_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_board._furnish(tmp_path)
+    archive(tmp_path / "incoming" / ONE, ("a.py", b"x"))
+    seen: list[list[str]] = []
+    monkeypatch.setattr(
+        os, "sync", lambda: seen.append([path.name for path in (tmp_path / "parts").iterdir()])
+    )
+    request = {"root": str(tmp_path), "parts": [ONE], "keep": [ONE], "current": {}}
+    on_board.install({**request, "budget": 1 << 40})
+    assert seen == [[], [ONE]]
 
 
 def test_parts_are_unpacked_and_noted(tmp_path: Path) -> None:
