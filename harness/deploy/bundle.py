@@ -15,7 +15,7 @@ import re
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
@@ -66,8 +66,12 @@ class Bundle:
         return self.parts[0].sha256
 
 
-def build_bundle(facts: Facts, board: str = "") -> Bundle:
+def build_bundle(
+    facts: Facts, board: str = "", *, check: Callable[[], None] | None = None
+) -> Bundle:
     """The parts for a board of these facts, built or from the cache; `board` names it in errors.
+
+    `check` is called now and then during downloads and waits; what it raises ends them.
 
     Raises BoardError "no-python" when the board has no Python that the engine can use, and "deploy"
     when the locked version of a library has no wheel for it; HarnessError when the registry is out
@@ -78,7 +82,7 @@ def build_bundle(facts: Facts, board: str = "") -> Bundle:
     parts = [_engine_part()]
     for name in BOARD_WHEELS:
         try:
-            parts.append(_wheel_part(name, python))
+            parts.append(_wheel_part(name, python, check))
         except NoSuchWheel as error:
             raise BoardError(
                 board,
@@ -183,14 +187,14 @@ def locked_requirement(name: str, python: str, lock: Path = LOCK_FILE) -> tuple[
     )
 
 
-def _wheel_part(name: str, python: PythonFacts) -> Part:
+def _wheel_part(name: str, python: PythonFacts, check: Callable[[], None] | None) -> Part:
     major, minor = python.version_pair
     version, hashes = locked_requirement(name, f"{major}.{minor}")
     request = [python.abi, python.platform_tags, RECIPE]
     key = hashlib.sha256(json.dumps([request, hashes]).encode()).hexdigest()[:16]
     folder = cache_dir("wheels")
     index = folder / f"{name}-{version}-{key}.json"
-    with locked(folder / f".{name}.lock"):
+    with locked(folder / f".{name}.lock", check=check):
         part = _from_index(index, f"{name} {version}")
         if part is None:
             arguments = ["--implementation", "cp", "--python-version", f"{major}.{minor}"]
@@ -204,6 +208,7 @@ def _wheel_part(name: str, python: PythonFacts) -> Part:
                     Path(temporary),
                     arguments=arguments,
                     deadline=download_deadline(),
+                    check=check,
                 )
                 path = folder / f"{sha256_file(wheel)}-{RECIPE}.tar.gz"
                 pack_wheel(wheel, path)

@@ -6,12 +6,18 @@ import fcntl
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from harness.deadline import Deadline
+from harness.errors import HarnessError
+
 CHUNK_BYTES = 1 << 20
+LOCK_S = 3600.0  # packing a large model, or fetching one over a slow link, by whoever holds it
+LOCK_POLL_S = 0.1
 
 
 def sha256_file(path: Path) -> str:
@@ -21,17 +27,40 @@ def sha256_file(path: Path) -> str:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(
+    path: Path, *, deadline: Deadline | None = None, check: Callable[[], None] | None = None
+) -> Iterator[None]:
     """Hold an exclusive lock on `path` (created, never removed) against threads and processes.
 
-    The kernel drops it when its holder dies, so a killed harness leaves no stale lock.
+    The kernel drops it when its holder dies, so a killed harness leaves no stale lock. `check` is
+    called now and then while another holds it; what it raises ends the wait. Raises HarnessError
+    when the lock is not free by the deadline, an hour from now by default.
     """
+    deadline = deadline or Deadline.after(LOCK_S, f"{LOCK_S:g} s for a lock")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        # Not a blocking flock: nothing could end its wait but the death of this process.
+        while not _try_lock(descriptor):
+            if check is not None:
+                check()
+            if deadline.expired:
+                raise HarnessError(
+                    f"another process has been making this for too long ({deadline.label})",
+                    where=str(path),
+                    remedy=f"see which one holds it (`fuser {path}`), and end it if it hangs",
+                )
+            time.sleep(min(LOCK_POLL_S, deadline.remaining))
         yield
     finally:
         os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager

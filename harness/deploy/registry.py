@@ -28,11 +28,13 @@ def download_wheel(
     arguments: Sequence[str] = (),
     deadline: Deadline,
     on_bytes: Callable[[int], None] | None = None,
+    check: Callable[[], None] | None = None,
 ) -> Path:
     """Fetch one wheel into `folder` and return its path; pip checks it against `hashes`.
 
     `requirement` is `name==version`, `hashes` are SHA-256 in hex, `arguments` further options of
-    `pip download`. `on_bytes` is told now and then how many bytes lie on the disk so far.
+    `pip download`. `on_bytes` is told now and then how many bytes lie on the disk so far. `check`
+    is called as often: what it raises ends the download, and pip with it.
     Raises NoSuchWheel, or HarnessError when pip is missing, the registry is out of reach, the hash
     differs or the deadline passes; the message carries pip's own last words.
     """
@@ -57,7 +59,7 @@ def download_wheel(
                 env=environment,
             )
             try:
-                status = _wait(process, work, deadline, on_bytes)
+                status = _wait(process, work, deadline, on_bytes, check)
             finally:
                 if process.poll() is None:
                     process.kill()
@@ -83,6 +85,7 @@ def _wait(
     work: Path,
     deadline: Deadline,
     on_bytes: Callable[[int], None] | None,
+    check: Callable[[], None] | None,
 ) -> int | None:
     """The exit status, or None when the deadline passed first."""
     while True:
@@ -91,6 +94,8 @@ def _wait(
         except subprocess.TimeoutExpired:
             if deadline.expired:
                 return None
+        if check is not None:
+            check()
         if on_bytes is not None:
             on_bytes(_bytes_below(work))
 

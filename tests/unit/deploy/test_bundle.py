@@ -131,7 +131,10 @@ class Registry:
         *,
         arguments: Sequence[str],
         deadline: Deadline,
+        check: Callable[[], None] | None,
     ) -> Path:
+        if check is not None:
+            check()
         self.asked.append((requirement, *arguments))
         name = requirement.partition("==")[0]
         wheel = self.make_wheel({f"{name}/__init__.py": name.encode()}, f"{name}.whl")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.deadline import Deadline
 from harness.deploy import registry
+from harness.deploy.cache import locked
 from harness.deploy.registry import NoSuchWheel, download_wheel, monotonic_progress
 from harness.errors import HarnessError
 
@@ -97,3 +101,43 @@ def test_progress_never_goes_back_or_beyond() -> None:
     for found in (0, 30, 20, 500):
         report(found)
     assert seen == [(0, 100), (30, 100), (30, 100), (100, 100)]
+
+
+class Stop(Exception):
+    """What a check raises to end a wait."""
+
+
+def refuse() -> None:
+    raise Stop
+
+
+def test_a_check_ends_a_download_and_its_pip(
+    offline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    slow = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+    class Slow(subprocess.Popen[bytes]):
+        def __init__(self, command: list[str], **options: Any) -> None:
+            del command
+            super().__init__(slow, **options)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Slow)
+    with pytest.raises(Stop):
+        download_wheel("demo==1.0", ["0" * 64], tmp_path, deadline=Deadline.after(60), check=refuse)
+    assert started[0].returncode is not None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["wheels"]
+
+
+def test_a_wait_for_a_lock_ends_by_a_check_or_by_its_deadline(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with locked(path):
+        with pytest.raises(Stop), locked(path, check=refuse):
+            raise AssertionError("two hold the lock")
+        soon = Deadline.after(0.2, "0.2 s for a test")
+        too_long = pytest.raises(HarnessError, match=r"for too long \(0.2 s for a test\)")
+        with too_long, locked(path, deadline=soon):
+            raise AssertionError("two hold the lock")
+    with locked(path, check=refuse):  # a free lock asks nobody
+        pass
