@@ -4,7 +4,9 @@
 implementation, whose error says what the arithmetic may cost). `checked_text` asks the reference
 what it would have written at each position of a text that a board wrote: one batch forward instead
 of hundreds of steps. The key is the package, the tokens and the engine's sources, so a changed
-definition makes new references. A file lock lets one caller compute while the others wait.
+definition makes new references. A file lock lets one caller compute while the others wait, and a
+lock of the process keeps threads that want different references from computing side by side: each
+may need as much memory as the model.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import functools
 import hashlib
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 import engine
-from engine.decode import Decoder, generate
+from engine.decode import PREFILL_TOKENS, Decoder, generate
 from engine.measure.alignment import BUFFER, CACHE, digest, with_prefix
 from engine.package import Package
 from engine.program.ops import Op, Program
@@ -44,6 +47,11 @@ Arrays = dict[str, Array]
 REFERENCE, LOCAL, FREE = "reference.", "local.", "free."  # prefixes in the cached file
 KEEP_FILES = 24
 KEEP_S = 86400.0  # a file used within a day stays whatever their number
+ROWS_AT_ONCE = 16  # of logits, when they are reduced: a float64 copy of all of them would be large
+
+# Taken before a file's lock, so that no thread waits for it while others wait for its file;
+# reentrant, because one reference may be made from another.
+_computing = threading.RLock()
 
 
 @functools.cache
@@ -66,15 +74,25 @@ def cached_file(kind: str, key: Sequence[Any], make: Callable[[], Arrays]) -> Pa
     folder = cache_dir("references")
     name = hashlib.sha256(json.dumps([code_hash(), *key]).encode()).hexdigest()[:32]
     path = folder / f"{kind}-{name}.npz"
-    with locked(folder / f".{kind}-{name}.lock"):
-        if path.is_file():
-            os.utime(path)  # tells `_prune` that it is in use
+    if _in_use(path):
+        return path
+    with _computing, locked(folder / f".{kind}-{name}.lock"):
+        if _in_use(path):  # made meanwhile
             return path
         arrays = make()
         with atomic_file(path) as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]  # numpy's stub counts allow_pickle
     _prune(folder)
     return path
+
+
+def _in_use(path: Path) -> bool:
+    """Whether the file is there; if so, `_prune` is told that it is in use."""
+    try:
+        os.utime(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _load(path: Path) -> Arrays:
@@ -108,7 +126,8 @@ def plain_decoder(package: Package, unit: str, context: int, **options: Any) -> 
 @dataclasses.dataclass(frozen=True)
 class Aligned:
     """A text of N tokens. Buffers are (P, …) at `rows`: `reference` in float64; `local` and `free`
-    what the naive implementation wrote, fed the reference's inputs and on its own."""
+    what the naive implementation wrote, fed the reference's inputs and on its own. `noise` is the
+    largest error of the naive implementation's logits, each row relative to its maximum."""
 
     tokens: npt.NDArray[np.int64]  # (N,)
     rows: npt.NDArray[np.int64]  # (P,)
@@ -116,13 +135,16 @@ class Aligned:
     reference: Arrays
     local: Arrays
     free: Arrays
+    noise: float
 
 
 def spread_rows(count: int, rows: int) -> npt.NDArray[np.int64]:
     """`rows` of `count` positions: the first two (where a decoder is most unusual), then the last
-    ones (where attention is longest)."""
-    last = np.arange(count - (rows - 2), count)
-    return np.unique(np.concatenate([np.arange(min(2, count)), last[last >= 0]])).astype(np.int64)
+    ones (where attention is longest). The last are at least two, which make a prefill."""
+    tail = max(2, rows - 2)
+    last = np.arange(count - tail, count)
+    first = np.arange(min(max(0, rows - tail), count))
+    return np.unique(np.concatenate([first, last[last >= 0]])).astype(np.int64)
 
 
 def aligned(model: PreparedModel, tokens: Array, rows: Array) -> Aligned:
@@ -135,6 +157,7 @@ def aligned(model: PreparedModel, tokens: Array, rows: Array) -> Aligned:
         with_prefix(arrays, REFERENCE),
         with_prefix(arrays, LOCAL),
         with_prefix(arrays, FREE),
+        float(arrays["noise"]),
     )
 
 
@@ -168,28 +191,62 @@ def _align(model: PreparedModel, tokens: Array, rows: Array) -> Arrays:
     tokens, rows = np.asarray(tokens, np.int64), np.asarray(rows, np.int64)
     with Package.open(model.package) as package:
         exact = plain_decoder(package, "reference", len(tokens), dtype=np.float64)
-        program = exact.program
-        truth = _tapped(exact, tokens)
+        program, caches = exact.program, exact.cache.buffers()
+        at_rows, logits = _forward(exact, tokens, rows)
         naive = plain_decoder(package, "reference", len(tokens), dtype=np.float32)
-        drift = _tapped(naive, tokens)
-        at_rows = {name: value[rows] for name, value in truth.items()}
-        local = run_ops(naive, program, tokens, rows, at_rows, truth)
-    found: Arrays = {"tokens": tokens, "rows": rows}
-    found["logits"] = truth[program.output].astype(np.float32)
+        drift, naive_logits = _forward(naive, tokens, rows)
+        local = run_ops(naive, program, tokens, rows, at_rows, caches)
+    found: Arrays = {"tokens": tokens, "rows": rows, "logits": logits}
+    found["noise"] = np.array(logit_difference(logits, naive_logits))
     for name in program.caches:
-        found[CACHE + name] = truth[name].astype(np.float32)
-    for name in truth:
+        found[CACHE + name] = caches[name].astype(np.float32)
+    for name in at_rows:
         found[REFERENCE + name] = at_rows[name]
         found[LOCAL + name] = local[name]
-        found[FREE + name] = drift[name][rows]
+        found[FREE + name] = drift[name]
     return found
 
 
-def _tapped(decoder: Decoder, tokens: Array) -> Arrays:
-    """(N, …) of everything that any op writes along `tokens`."""
-    taps = Taps(None)
-    decoder.advance(tokens, taps=taps, all_logits=True)
-    return {name: taps.stacked(name) for name in taps.values}
+class RowTaps(Taps):
+    """Taps that keep only some positions: all of them would be gigabytes for a large model."""
+
+    def __init__(self, rows: Array) -> None:
+        super().__init__(None)
+        self._rows = rows
+
+    def record(self, op: Op, state: State) -> None:
+        positions = state["positions"]
+        wanted = np.isin(positions, self._rows)
+        for name in op.writes:
+            value = state[name]
+            value = value[positions[wanted]] if op.kind == "kv_append" else value[wanted]
+            self.values.setdefault(name, []).append(value.copy())
+
+
+def _forward(decoder: Decoder, tokens: Array, rows: Array) -> tuple[Arrays, Array]:
+    """(P, …) at `rows` of everything that any op writes along `tokens`, and the logits (N, V) in
+    float32."""
+    taps = RowTaps(rows)
+    logits = [
+        decoder.advance(tokens[start : start + PREFILL_TOKENS], taps=taps, all_logits=True).astype(
+            np.float32
+        )
+        for start in range(0, len(tokens), PREFILL_TOKENS)
+    ]
+    return {name: taps.stacked(name) for name in taps.values}, np.concatenate(logits)
+
+
+def logit_difference(exact: Array, other: Array) -> float:
+    """The largest difference of two (N, V) logit arrays, each row relative to its maximum."""
+    largest = 0.0
+    for start in range(0, len(exact), ROWS_AT_ONCE):
+        a, b = (
+            np.asarray(logits[start : start + ROWS_AT_ONCE], np.float64)
+            for logits in (exact, other)
+        )
+        difference = (a - a.max(axis=-1, keepdims=True)) - (b - b.max(axis=-1, keepdims=True))
+        largest = max(largest, float(np.abs(difference).max()))
+    return largest
 
 
 def run_ops(
@@ -240,23 +297,37 @@ class CheckedText:
         return int(wrong[0]) if len(wrong) else None
 
 
+def _choice(logits: Array, token: int) -> tuple[int, float, float]:
+    """(best token, its lead over `token`, its lead over the second best) of logits (V,)."""
+    best = int(logits.argmax())
+    second, first = (float(value) for value in np.partition(logits, -2)[-2:])
+    return best, first - float(logits[token]), first - second
+
+
 def checked_text(model: PreparedModel, prompt: Sequence[int], tokens: Sequence[int]) -> CheckedText:
     """One batch forward of the naive reference over prompt and text. Needs at least one token."""
 
     def make() -> Arrays:
         whole = np.array([*prompt, *tokens], np.int64)[:-1]
         first = len(prompt) - 1  # the position whose logits choose the first token
+        written = np.array(tokens, np.int64)
+        parts = []
         with Package.open(model.package) as package:
             decoder = plain_decoder(package, "reference", len(whole))
             if first:
                 decoder.advance(whole[:first])
-            logits = decoder.advance(whole[first:], all_logits=True).astype(np.float64)  # (n, V)
-        written = np.array(tokens, np.int64)
-        top = np.partition(logits, -2, axis=-1)[:, -2:]
+            for start in range(0, len(written), PREFILL_TOKENS):
+                piece = slice(first + start, first + start + PREFILL_TOKENS)
+                logits = decoder.advance(whole[piece], all_logits=True)  # (n, V)
+                parts += [
+                    _choice(row, int(token))
+                    for row, token in zip(logits, written[start:], strict=False)
+                ]
+        best, deficit, margin = zip(*parts, strict=True)
         return {
-            "best": logits.argmax(axis=-1),
-            "deficit": logits.max(axis=-1) - logits[np.arange(len(written)), written],
-            "margin": top[:, 1] - top[:, 0],
+            "best": np.array(best, np.int64),
+            "deficit": np.array(deficit, np.float64),
+            "margin": np.array(margin, np.float64),
         }
 
     key = [model.sha256, list(map(int, prompt)), list(map(int, tokens))]

@@ -15,6 +15,7 @@ import pytest
 
 from engine.decode import Decoder
 from engine.package import Package
+from engine.runtime.trace import Taps
 from harness.deploy.models import PreparedModel
 from harness.errors import HarnessError
 from harness.jobs import base, prompts, references, stages
@@ -48,6 +49,81 @@ def test_three_boards_that_ask_at_once_compute_once(own_cache: Path) -> None:
         thread.join()
     assert len(calls) == 1
     assert [list(item["x"]) for item in found] == [[0, 1, 2]] * 3
+
+
+def test_different_references_are_never_computed_side_by_side(own_cache: Path) -> None:
+    inside, most = [], []
+
+    def make() -> dict[str, Any]:
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.05)
+        inside.pop()
+        return {"x": np.zeros(1)}
+
+    def nested() -> dict[str, Any]:  # as the inputs are made from the aligned reference
+        return references.cached("t", [0], make)
+
+    asked = [(number, make) for number in range(4)] + [(9, nested)]
+    threads = [
+        threading.Thread(target=references.cached, args=("t", [number], how), daemon=True)
+        for number, how in asked
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+        assert not thread.is_alive()
+    assert max(most) == 1
+
+
+def test_reference_that_exists_is_read_while_another_is_computed(own_cache: Path) -> None:
+    references.cached("t", ["there"], lambda: {"x": np.ones(1)})
+    found: list[Any] = []
+
+    def slow() -> dict[str, Any]:
+        reader = threading.Thread(
+            target=lambda: found.append(references.cached("t", ["there"], dict)), daemon=True
+        )
+        reader.start()
+        reader.join(timeout=30)
+        return {"x": np.zeros(1)}
+
+    references.cached("t", ["slow"], slow)
+    assert len(found) == 1
+
+
+def test_taps_keep_the_wanted_positions_only(tiny_model: PreparedModel) -> None:
+    tokens = prompts.text_tokens(tiny_model, 150)  # more than one piece of a prefill
+    rows = np.array([0, 1, 127, 128, 149])
+    with Package.open(tiny_model.package) as package:
+        decoder = references.plain_decoder(package, "reference", len(tokens))
+        whole, some = Taps(None), references.RowTaps(rows)
+        decoder.advance(tokens, taps=whole, all_logits=True)
+        decoder.reset()
+        decoder.advance(tokens, taps=some, all_logits=True)
+    assert set(some.values) == set(whole.values)
+    for name in whole.values:
+        assert np.array_equal(some.stacked(name), whole.stacked(name)[rows]), name
+    held = sum(part.nbytes for parts in some.values.values() for part in parts)
+    assert held * 30 == sum(part.nbytes for parts in whole.values.values() for part in parts)
+
+
+def test_noise_is_that_of_the_naive_logits(tiny_model: PreparedModel) -> None:
+    tokens = prompts.text_tokens(tiny_model, 40)
+    aligned = references.aligned(tiny_model, tokens, references.spread_rows(40, 5))
+    with Package.open(tiny_model.package) as package:
+        naive = references.plain_decoder(package, "reference", 40).advance(tokens, all_logits=True)
+    assert aligned.noise == references.logit_difference(aligned.logits, naive)
+    assert 0 < aligned.noise < 1e-3
+
+
+def test_logit_difference_ignores_what_softmax_ignores() -> None:
+    logits = np.random.default_rng(0).normal(size=(40, 9))
+    assert references.logit_difference(logits, logits + 5) == pytest.approx(0, abs=1e-12)
+    other = logits.copy()
+    other[33, logits[33].argmin()] -= 0.25
+    assert references.logit_difference(logits, other) == pytest.approx(0.25)
 
 
 def test_other_code_makes_other_references(
@@ -102,6 +178,7 @@ def test_naive_errors_are_those_of_float32(tiny_model: PreparedModel) -> None:
 def test_rows_are_the_first_two_and_the_last_positions() -> None:
     assert references.spread_rows(96, 6).tolist() == [0, 1, 92, 93, 94, 95]
     assert references.spread_rows(3, 3).tolist() == [0, 1, 2]
+    assert references.spread_rows(96, 3).tolist() == [0, 94, 95]  # two at the end: a prefill
 
 
 def test_text_check_finds_the_first_foreign_token(tiny_model: PreparedModel) -> None:
@@ -113,6 +190,14 @@ def test_text_check_finds_the_first_foreign_token(tiny_model: PreparedModel) -> 
     assert checked.first_divergence == 7
     assert checked.best[7] == text[7]
     assert checked.deficit[7] >= checked.margin[7] > 0
+
+
+def test_text_check_of_a_text_longer_than_one_piece(tiny_model: PreparedModel) -> None:
+    text = references.continuation(tiny_model, [3, 4], 140)
+    wrong = [*text[:131], (text[131] + 1) % 256, *text[132:]]
+    checked = references.checked_text(tiny_model, [3, 4], wrong)
+    assert len(checked.best) == len(checked.deficit) == len(checked.margin) == 140
+    assert (checked.first_divergence, checked.best[131]) == (131, text[131])
 
 
 def test_text_check_of_a_one_token_prompt(tiny_model: PreparedModel) -> None:
