@@ -4,12 +4,14 @@
 2. taps: a run with taps and one without; their hashes must be equal, else the probe changes things.
 3. free: the engine on its own outputs along a given text; logits of every position, and what every
    op wrote at some of them (`rows`).
-4. local: every op alone, fed the reference's inputs at those rows.
-5. text: a greedy continuation of a chat prompt.
+4. local: every op alone as a single decode step, fed the reference's inputs at those rows.
+5. prefill: every op alone on the last rows together, because several tokens at once often take
+   other code than one does.
+6. text: a greedy continuation of a chat prompt.
 
 Inputs: `tokens` (N,) int64; `rows` (P,) positions, ascending; `prompt` (n,) int64;
 `buffer.NAME` (P, …) what the reference wrote at `rows`; `cache.NAME` (N, K, D) the reference's keys
-and values. The host runs `free_run` and `local_run` too, with the naive implementation.
+and values.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ def run(context: JobContext) -> None:
     tokens, rows = context.require("tokens"), context.require("rows")
     decoder = context.decoder(context=int(context.parameter("context")))
     max_new = int(context.parameter("max_new"))
-    stages = 5
+    stages = 6
     context.progress(0, stages, "repeating a few steps")
     context.data("repeat", repeat(decoder, tokens))
 
@@ -61,21 +63,24 @@ def run(context: JobContext) -> None:
     context.progress(2, stages, "running every op on the reference's inputs")
     buffers = with_prefix(context.inputs, BUFFER)
     caches = with_prefix(context.inputs, CACHE)
+    alone = (decoder.program, decoder.unit, decoder.hyperparameters, tokens, rows, buffers, caches)
     report = context.progress
     local = local_run(
-        decoder.program,
-        decoder.unit,
-        decoder.hyperparameters,
-        tokens,
-        rows,
-        buffers,
-        caches,
-        on_row=lambda done: report(2 + done / len(rows), stages, "every op alone"),
+        *alone,
+        pieces=single_steps(rows),
+        on_piece=lambda done: report(2 + done / len(rows), stages, "every op alone"),
     )
     context.data("local", {"disturbed": local.disturbed})
     context.array("local", **local.buffers)
 
-    context.progress(3, stages, f"writing {max_new} tokens")
+    context.progress(3, stages, "running every op on several tokens at once")
+    piece = last_piece(rows)
+    if piece is not None:
+        prefill = local_run(*alone, pieces=[piece])
+        context.data("prefill", {"disturbed": prefill.disturbed})
+        context.array("prefill", **prefill.buffers)
+
+    context.progress(4, stages, f"writing {max_new} tokens")
     context.data("text", text_run(decoder, context, max_new))
     context.progress(stages, stages, "done")
 
@@ -93,7 +98,11 @@ def digest(arrays: Sequence[Array]) -> str:
 
 
 def repeat(decoder: Decoder, tokens: Array) -> dict[str, Any]:
-    """Hashes of a short prefill and a few decode steps, done again from the start each time."""
+    """Hashes of a short prefill and a few decode steps, done again from the start each time.
+
+    Bad numbers that come back in the same op after the same outputs are the same result; which step
+    of the process it was is left out, because that differs each time.
+    """
     head = max(1, min(8, len(tokens) - REPEAT_STEPS))
     hashes = []
     for _ in range(REPEATS):
@@ -104,7 +113,7 @@ def repeat(decoder: Decoder, tokens: Array) -> dict[str, Any]:
             for token in tokens[head : head + REPEAT_STEPS]:
                 outputs.append(decoder.advance(np.array([token], np.int64)).copy())
         except NonFinite as error:
-            hashes.append(f"NonFinite in {error.op} at step {error.step}: {digest(outputs)}")
+            hashes.append(f"not finite in {error.op} after {digest(outputs)}")
         else:
             hashes.append(digest(outputs))
     return {"hashes": hashes, "steps": REPEAT_STEPS, "prefill": head}
@@ -172,9 +181,24 @@ def shifted(logits: npt.NDArray[np.floating]) -> npt.NDArray[np.float16]:
     return clipped.astype(np.float16)
 
 
+def single_steps(rows: Array) -> list[tuple[int, int]]:
+    """Each of the P rows as a piece of its own: (start, stop) into `rows`."""
+    return [(index, index + 1) for index in range(len(rows))]
+
+
+def last_piece(rows: Array) -> tuple[int, int] | None:
+    """(start, P) of the consecutive positions at the end of `rows`; None when they are fewer than
+    two, which is no prefill."""
+    start = len(rows) - 1
+    while start > 0 and rows[start - 1] == rows[start] - 1:
+        start -= 1
+    return (start, len(rows)) if len(rows) - start > 1 else None
+
+
 @dataclasses.dataclass
 class LocalRun:
-    """`buffers` name → (P, …); `disturbed`: caches whose other slots an append changed."""
+    """`buffers` name → (rows of all pieces, …); `disturbed`: caches whose other slots an append
+    changed."""
 
     buffers: Arrays
     disturbed: list[str]
@@ -188,12 +212,15 @@ def local_run(
     rows: Array,
     buffers: Mapping[str, Array],
     caches: Mapping[str, Array],
-    on_row: Callable[[int], None] | None = None,
+    *,
+    pieces: Sequence[tuple[int, int]],
+    on_piece: Callable[[int], None] | None = None,
 ) -> LocalRun:
-    """Every op at every row as a single decode step, each fed what the reference computed.
+    """Every op alone, fed what the reference computed. A piece (start, stop) of `rows`, which are
+    consecutive positions there, is one step of stop − start tokens.
 
-    Before an append its slot holds zeros, afterwards what the reference put there, so that neither
-    a missing nor a wrong append reaches another op. Slots beyond the row stay zero.
+    Before an append the piece's slots hold zeros, afterwards what the reference put there, so that
+    neither a missing nor a wrong append reaches another op. Slots beyond the piece stay zero.
     """
     hp = hyperparameters
     executor = SyncExecutor(program, unit)
@@ -201,34 +228,36 @@ def local_run(
     state_caches = block.buffers()
     outputs: dict[str, list[Array]] = {}
     disturbed: set[str] = set()
-    for index, row in enumerate(int(row) for row in rows):
+    for done, (start, stop) in enumerate(pieces, 1):
+        positions = np.asarray(rows[start:stop], np.int64)
+        slots = slice(int(positions[0]), int(positions[-1]) + 1)
         for name, cache in state_caches.items():
-            cache[:row] = caches[name][:row]
-            cache[row:] = 0
+            cache[: slots.start] = caches[name][: slots.start]
+            cache[slots.start :] = 0
         given: State = {
-            "tokens": np.array([tokens[row]], np.int64),
-            "positions": np.array([row], np.int64),
-            "rows": np.zeros(1, np.int64),
+            "tokens": np.asarray(tokens[slots], np.int64),
+            "positions": positions,
+            "rows": np.arange(stop - start),
         }
         for op in program.ops:
             state: State = {**given, **state_caches}
             for name in op.reads:
                 if name not in state:
-                    state[name] = buffers[name][index : index + 1].astype(unit.dtype)
+                    state[name] = buffers[name][start:stop].astype(unit.dtype)
             appends = op.kind == "kv_append"
             before = {name: state_caches[name].copy() for name in op.writes} if appends else {}
             executor.run_op(op, state)
             for name in op.writes:
-                value = state[name][row : row + 1] if appends else state[name]
+                value = state[name][slots] if appends else state[name]
                 outputs.setdefault(name, []).append(value.copy())
             for name, old in before.items():
                 cache = state_caches[name]
-                cache[row] = old[row] = caches[name][row]
+                cache[slots] = old[slots] = caches[name][slots]
                 if not np.array_equal(cache, old):
                     disturbed.add(name)
                     cache[:] = old
-        if on_row is not None:
-            on_row(index + 1)
+        if on_piece is not None:
+            on_piece(done)
     together = {name: np.concatenate(parts) for name, parts in outputs.items()}
     return LocalRun(together, sorted(disturbed))
 
@@ -247,7 +276,7 @@ def text_run(decoder: Decoder, context: JobContext, max_new: int) -> dict[str, A
         for event in generation:
             tokens.append(int(event.token))
             if len(tokens) % 20 == 0:
-                context.progress(3 + len(tokens) / max_new * 2, 5, "writing")
+                context.progress(4 + len(tokens) / max_new * 2, 6, "writing")
     except NonFinite as error:
         stopped = {"step": error.step, "op": error.op, "message": str(error)}
         return {"tokens": tokens, "finish": "not finite", "stopped": stopped}
