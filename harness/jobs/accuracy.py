@@ -1,32 +1,40 @@
 """Stage 2, accuracy: does the engine compute what the model says, and if not, which op is first?
 
-The board runs every op twice: fed the reference's inputs (local, which blames) and on its own
-outputs (free, which shows how errors drift). See engine/measure/alignment.py for the board's part
-and comparison.py for the rule.
+The board runs every op fed the reference's inputs, as a decode step (local) and as a prefill, and
+on its own outputs (free). The first two blame; the third shows how errors drift, and finds what
+goes wrong between ops. See engine/measure/alignment.py for the board's part, comparison.py for the
+rule and accuracy_checks.py for the acceptance lines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.architectures import family_named
+from engine.measure.alignment import REPEAT_STEPS, REPEATS, last_piece
+from harness.jobs import accuracy_checks as checked
 from harness.jobs import failures, prompts, references
 from harness.jobs.agreement import compare_text, logit_noise, logits_agreement
 from harness.jobs.base import Plan, StageContext, make_spec
-from harness.jobs.comparison import compare_all, first_failure
+from harness.jobs.comparison import compare_all, first_failure, logit_drift
+from harness.jobs.completeness import Returned, Wanted, gather
 from harness.jobs.details import AccuracyDetails, LogitsAgreement, OpError, TextComparison
 from harness.verdicts import Check, Outcome, Verdict, worst
 
 if TYPE_CHECKING:
+    from harness.jobs.references import Aligned
     from harness.jobs.runlog import RunLog
 
 Tokens = npt.NDArray[np.int64]
 
 MOST_POSITIONS = 512  # of the teacher-forced text: its logits travel back
+LEAST_DEADLINE_S = 900.0
+# Weights that a slow core gets through in a second, by numpy: a tenth of what a desktop does.
+SLOW_BYTES_PER_S = 0.1e9
 
 
 class AccuracyStage:
@@ -45,57 +53,55 @@ class AccuracyStage:
             "max_new": new,
             "stop_ids": prompts.stop_ids(context.model),
         }
-        spec = make_spec(context, "alignment", parameters, deadline_s=900.0)
+        steps = count_steps(tokens, rows, question, new)
+        deadline_s = max(
+            LEAST_DEADLINE_S, steps * context.model.package.stat().st_size / SLOW_BYTES_PER_S
+        )
+        spec = make_spec(context, "alignment", parameters, deadline_s=deadline_s)
         return Plan(spec, inputs, seconds_hint=10.0 + 0.1 * (new + 6 * len(rows)))
 
     def judge(self, context: StageContext, log: RunLog) -> Verdict:
         broken = failures.judge_failure(context, log, self.name)
         if broken is not None:
             return broken
+        model = context.model
         tokens, rows, question = subject(context)
-        aligned = references.aligned(context.model, tokens, rows)
-        hp = context.model.hyperparameters
-        program = family_named(hp.architecture).program(hp)
-        free_told = log.data("free")
-        free = log.arrays("free") if free_told["positions"] or "free" in array_names(log) else {}
-        local = log.arrays("local")
-        ops = [
-            *compare_all(program.ops, "local", local, aligned.reference, aligned.local),
-            *compare_all(program.ops, "free", free, aligned.reference, aligned.free),
-        ]
-        shifted = log.arrays("logits")["shifted"]
-        logits = logits_agreement(aligned.logits, shifted)
-        noise = logit_noise(
-            aligned.logits[rows], free.get(program.output, np.zeros((0, hp.vocab), np.float32))
-        )
-        text_told = log.data("text")
-        text = compare_text(context.model, question, text_told["tokens"], noise)
-        repeat, taps = log.data("repeat"), log.data("taps")
-        gates = (_repeatable(repeat), _probe(taps))
+        aligned = references.aligned(model, tokens, rows)
+        back = gather(log, wanted(context, aligned, question))
+        ops = compared(context, aligned, back)
+        noise = logit_noise(aligned.noise)
+        drifted = logit_drift(aligned.logits, back.logits, naive_drift(ops))
+        logits = logits_agreement(aligned.logits, back.logits)
+        text = compare_text(model, question, back.tokens, noise)
+        gates = (checked.repeatable(back, REPEATS), checked.probe(back))
         first = first_failure(ops)
         budget = context.board.budget
+        stopped = back.free_stopped is not None
         checks = (
+            back.check(),
             *gates,
-            _finite(free_told, text_told),
-            _ops(ops, first),
-            _undisturbed(log.data("local")["disturbed"]),
-            _cosine(ops, budget.min_cosine),
-            _kl(logits, budget.max_kl),
-            _top1(logits),
-            _text(text, text_told),
+            checked.finite(back),
+            checked.alone(ops, "local"),
+            *([checked.alone(ops, "prefill")] if last_piece(rows) else []),
+            checked.drift(ops, drifted, first, stopped=stopped),
+            checked.undisturbed(back.disturbed),
+            checked.lowest_cosine(ops, budget.min_cosine),
+            checked.divergence(logits, budget.max_kl, stopped=stopped),
+            checked.top1(logits),
+            checked.same_text(text, back),
         )
         outcome = worst([check.outcome for check in checks])
         trusted = all(gate.outcome == Outcome.PASS for gate in gates)
-        culprit = _culprit(first, free_told) if trusted else None
+        culprit = _culprit(first, ops, back) if trusted else None
         details = AccuracyDetails(
             ops=tuple(ops),
             first_bad_op=culprit,
             logits=logits,
             text=text,
-            repeats=len(repeat["hashes"]),
+            repeats=len(back.hashes),
             repeatable=gates[0].outcome == Outcome.PASS,
-            hash_with_taps=taps["with"],
-            hash_without_taps=taps["without"],
+            hash_with_taps=back.taps[0],
+            hash_without_taps=back.taps[1],
         )
         return Verdict(
             outcome=outcome,
@@ -123,167 +129,60 @@ def new_tokens(context: StageContext, question: Sequence[int]) -> int:
     return max(1, min(context.options.accuracy_tokens, room))
 
 
-def array_names(log: RunLog) -> set[str]:
-    return {str(data.get("name")) for data in failures.of_kind(log, "array")}
+def count_steps(tokens: Tokens, rows: Tokens, question: Sequence[int], new: int) -> int:
+    """Tokens that the job computes in all: an upper bound of how often it reads the weights."""
+    repeats = REPEATS * (8 + REPEAT_STEPS)
+    return repeats + 2 * len(tokens) + 2 * len(rows) + len(question) + new
 
 
-def _repeatable(told: Mapping[str, Any]) -> Check:
-    different = len(set(told["hashes"]))
-    good = different == 1
-    return Check(
-        name="repeatable",
-        outcome=Outcome.PASS if good else Outcome.FAIL,
-        measured=different,
-        limit=1,
-        unit="different results",
-        sentence=f"{len(told['hashes'])} runs of the same {told['steps']} steps gave "
-        + ("the same bits." if good else f"{different} different results."),
+def wanted(context: StageContext, aligned: Aligned, question: Sequence[int]) -> Wanted:
+    """What the plan asked the board for."""
+    piece = last_piece(aligned.rows)
+    return Wanted(
+        positions=len(aligned.tokens),
+        vocab=aligned.logits.shape[1],
+        rows=len(aligned.rows),
+        prefill_rows=piece[1] - piece[0] if piece else 0,
+        reference=aligned.reference,
+        repeats=REPEATS,
+        max_new=new_tokens(context, question),
+        stop_ids=prompts.stop_ids(context.model),
     )
 
 
-def _probe(taps: Mapping[str, str]) -> Check:
-    good = taps["with"] == taps["without"]
-    return Check(
-        name="taps_harmless",
-        outcome=Outcome.PASS if good else Outcome.FAIL,
-        measured="equal" if good else "different",
-        limit="equal",
-        sentence="Looking at the ops' outputs "
-        + ("does not change the result." if good else "changes the result: no op can be named."),
-    )
-
-
-def _finite(free: Mapping[str, Any], text: Mapping[str, Any]) -> Check:
-    stopped = free.get("stopped") or text.get("stopped")
-    return Check(
-        name="finite",
-        outcome=Outcome.FAIL if stopped else Outcome.PASS,
-        measured=str(stopped["op"]) if stopped else "finite",
-        limit="finite",
-        sentence=f"The engine stopped at bad numbers: {stopped['message']}."
-        if stopped
-        else "No NaN or infinity anywhere.",
-    )
-
-
-def _ops(ops: Sequence[OpError], first: OpError | None) -> Check:
-    local = [row for row in ops if row.mode == "local"]
-    bad = [row for row in local if row.outcome == Outcome.FAIL]
-    warned = [row for row in local if row.outcome == Outcome.WARN]
-    if first is not None:
-        sentence = (
-            f"{len(bad)} of {len(local)} ops are wrong on the reference's own inputs; the first is "
-            f"{first.op}: {first.reason}."
+def compared(context: StageContext, aligned: Aligned, back: Returned) -> list[OpError]:
+    """The alignment table: every op alone (one token, several tokens), then free."""
+    hp = context.model.hyperparameters
+    program = family_named(hp.architecture).program(hp)
+    want, naive = aligned.reference, aligned.local
+    rows = compare_all(program.ops, "local", back.local, want, naive)
+    piece = last_piece(aligned.rows)
+    if piece is not None:
+        start = piece[0]
+        rows += compare_all(
+            program.ops, "prefill", back.prefill, _from(want, start), _from(naive, start)
         )
-    elif warned:
-        sentence = f"{len(warned)} ops are doubtful, the first is {warned[0].op}: "
-        sentence += f"{warned[0].reason}."
-    else:
-        top = max(local, key=lambda row: row.worst_row_rel_l2 or 0.0)
-        sentence = (
-            f"All {len(local)} ops agree on the reference's inputs; the largest error is "
-            f"{top.worst_row_rel_l2 or 0.0:.1e} of the norm, in {top.op}."
-        )
-    return Check(
-        name="ops_local",
-        outcome=Outcome.FAIL if bad else Outcome.WARN if warned else Outcome.PASS,
-        measured=len(bad),
-        limit=0,
-        unit="wrong ops",
-        sentence=sentence,
-    )
+    stopped = back.free_stopped is not None
+    return rows + compare_all(program.ops, "free", back.free, want, aligned.free, shorter=stopped)
 
 
-def _undisturbed(disturbed: Sequence[str]) -> Check:
-    return Check(
-        name="cache_undisturbed",
-        outcome=Outcome.FAIL if disturbed else Outcome.PASS,
-        measured=len(disturbed),
-        limit=0,
-        unit="caches",
-        sentence=f"An append changes other slots too, first in {disturbed[0]}."
-        if disturbed
-        else "Appending to the KV cache writes its own slot and no other.",
-    )
+def naive_drift(ops: Sequence[OpError]) -> float:
+    """The naive implementation's error in the logits when it runs on its own."""
+    return next(row.base_rel_l2 for row in reversed(ops) if row.mode == "free")
 
 
-def _cosine(ops: Sequence[OpError], limit: float) -> Check:
-    known = [row for row in ops if row.mode == "local" and row.cosine is not None]
-    if not known:
-        return Check(
-            name="min_cosine", outcome=Outcome.FAIL, measured=None, limit=limit,
-            sentence="No op gave finite numbers.",
-        )  # fmt: skip
-    low = min(known, key=lambda row: row.cosine if row.cosine is not None else 1.0)
-    good = low.cosine is not None and low.cosine >= limit
-    return Check(
-        name="min_cosine",
-        outcome=Outcome.PASS if good else Outcome.FAIL,
-        measured=low.cosine,
-        limit=limit,
-        sentence=f"The lowest cosine of an op's output is {low.cosine:.6f} in {low.op} "
-        f"(at least {limit:g}).",
-    )
+def _from(arrays: Mapping[str, references.Array], start: int) -> references.Arrays:
+    return {name: array[start:] for name, array in arrays.items()}
 
 
-def _kl(logits: LogitsAgreement, limit: float) -> Check:
-    good = logits.positions > 0 and logits.mean_kl <= limit
-    return Check(
-        name="mean_kl",
-        outcome=Outcome.PASS if good else Outcome.FAIL,
-        measured=logits.mean_kl if logits.positions else None,
-        limit=limit,
-        unit="nats",
-        sentence=f"Mean KL divergence over {logits.positions} positions is {logits.mean_kl:.2g} "
-        f"({logits.mean_kl_low:.2g} to {logits.mean_kl_high:.2g}), at most {limit:g}."
-        if logits.positions
-        else "No logits came back, so there is no divergence to judge.",
-    )
-
-
-def _top1(logits: LogitsAgreement) -> Check:
-    return Check(
-        name="top1",
-        outcome=Outcome.PASS,
-        measured=logits.top1,
-        limit=None,
-        sentence=f"The most likely token is the reference's at {logits.top1:.1%} of "
-        f"{logits.positions} positions (95 %: {logits.top1_low:.1%} to {logits.top1_high:.1%}).",
-    )
-
-
-def _text(text: TextComparison, told: Mapping[str, Any]) -> Check:
-    finish = told["finish"]
-    if text.first_divergence is None:
-        outcome, measured = Outcome.PASS, "identical"
-        sentence = f"All {text.tokens} generated tokens are the reference's (ended: {finish})."
-    elif text.margin is None:
-        outcome, measured = Outcome.FAIL, "no text"
-        sentence = f"No text was generated (ended: {finish})."
-    else:
-        measured = f"token {text.first_divergence}"
-        outcome = Outcome.PASS if text.near_tie else Outcome.FAIL
-        kind = "a near tie" if text.near_tie else "not a near tie"
-        sentence = (
-            f"The text leaves the reference's at token {text.first_divergence} of {text.tokens}, "
-            f"{kind}: the reference prefers its own token by {text.margin:.2g} logits, noise is "
-            f"{text.noise:.2g}."
-        )
-    if finish == "not finite":
-        outcome = Outcome.FAIL
-    return Check(
-        name="text", outcome=outcome, measured=measured, limit="identical or a near tie",
-        sentence=sentence,
-    )  # fmt: skip
-
-
-def _culprit(first: OpError | None, free: Mapping[str, Any]) -> str | None:
+def _culprit(first: OpError | None, ops: Sequence[OpError], back: Returned) -> str | None:
     """The first op wrong on the reference's inputs; else the op that the engine itself caught
     writing bad numbers from good ones."""
     if first is not None:
         return first.op
-    stopped = free.get("stopped")
-    return str(stopped["op"]) if stopped else None
+    stopped = back.free_stopped or back.text_stopped
+    drifted = any(row.mode == "free" and row.outcome == Outcome.FAIL for row in ops)
+    return None if stopped is None or drifted else str(stopped.get("op"))
 
 
 def _headline(
@@ -297,12 +196,12 @@ def _headline(
 ) -> str:
     if outcome == Outcome.FAIL:
         if culprit is not None and first is not None:
-            return f"{culprit} is the first op that goes wrong: {first.reason}"
+            where = " in prefill" if first.mode == "prefill" else ""
+            return f"{culprit} is the first op that goes wrong{where}: {first.reason}"
         if culprit is not None:
             return f"bad numbers begin in {culprit}"
-        return next(check.sentence for check in checks if check.outcome == Outcome.FAIL)
-    if outcome == Outcome.WARN:
-        return next(check.sentence for check in checks if check.outcome == Outcome.WARN)
+    if outcome != Outcome.PASS:
+        return next(check.sentence for check in checks if check.outcome == outcome)
     count = sum(row.mode == "local" for row in ops)
     same = "identical" if text.first_divergence is None else "equal until a near tie"
     return (
@@ -314,6 +213,8 @@ def _headline(
 def _remedy(
     outcome: Outcome, checks: Sequence[Check], culprit: str | None, log: RunLog
 ) -> str | None:
+    if outcome == Outcome.INVALID:
+        return "run the stage again; if it stays so, the engine leaves out what it was asked for"
     if outcome != Outcome.FAIL:
         return None
     fault = failures.planted_fault(log)
@@ -324,11 +225,13 @@ def _remedy(
         return "the same steps give other bits: a race, or memory that is read before it is written"
     if bad == "taps_harmless":
         return "taps must copy: look for an op that writes into what another one still reads"
+    if bad == "complete":
+        return "the engine sends shapes that the model does not have: look at its program"
     if culprit is not None:
         return f"compare {culprit} with its definition in engine/units/reference.py"
     if bad == "mean_kl":
         return "each op is right but together they drift: keep more layers in a finer scheme"
-    return "ops are right one by one: look at the cache, positions and sampling between steps"
+    return "ops are right one by one: look at prefill, the cache and positions between steps"
 
 
 STAGE = AccuracyStage()

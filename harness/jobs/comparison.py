@@ -13,6 +13,7 @@ tens of thousands, which moves the row's norm by less than TOLERANCE.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,6 +33,8 @@ TOLERANCE = 2e-3
 ELEMENT_TOLERANCE = 2e-2
 WARN_COSINE = 0.99
 BUG_COSINE = 0.95
+ROWS_AT_ONCE = 16  # of logits: a float64 copy of all of them would be large
+ALONE = ("local", "prefill")  # modes in which an op is fed the reference's inputs
 
 
 def as_rows(array: Array) -> Float64:
@@ -66,12 +69,19 @@ def cosine_rows(a: Float64, b: Float64) -> Float64:
 
 
 def compare_op(
-    op: Op, mode: str, board: Array | None, reference: Array, base: Array | None
+    op: Op,
+    mode: str,
+    board: Array | None,
+    reference: Array,
+    base: Array | None,
+    *,
+    shorter: bool = False,
 ) -> OpError:
     """One row of the alignment table.
 
-    `reference` and `base` are (P, …); `board` is (≤ P, …): rows that a run which ended early did
-    not reach are left out. None or no rows: the op was not reached.
+    `reference` and `base` are (P, …), and so should `board` be. `shorter`: the run is known to have
+    stopped, so that rows it did not reach may be left out; else what is missing makes the row
+    INVALID, unless what is there fails already. None or no rows: nothing to compare.
     """
     head: dict[str, Any] = {"op": op.id, "kind": op.kind, "layer": op.layer, "mode": mode}
     nothing: dict[str, Any] = {
@@ -82,7 +92,9 @@ def compare_op(
     }
     rows = 0 if board is None else min(len(board), len(reference))
     if board is None or rows == 0:
-        reason = "not reached: the run ended before this op"
+        reason = (
+            "not reached: the run ended before this op" if shorter else "the board sent nothing"
+        )
         return OpError(
             **head, **nothing, base_rel_l2=0.0, non_finite=0, outcome=Outcome.INVALID, reason=reason
         )
@@ -94,8 +106,11 @@ def compare_op(
         base_rows = relative_rows(naive - want, want)
         base_pooled = pooled(naive - want, want)
         base_element = float(worst_element(naive - want, want)[0])
-    if got.shape != want.shape:
-        reason = f"the board returned {got.shape[1]} values a position, expected {want.shape[1]}"
+    if got.shape != want.shape or len(board) > len(reference):
+        reason = (
+            f"the board returned {len(board)} rows of {got.shape[1]} values, expected "
+            f"{len(reference)} of {want.shape[1]}"
+        )
         return OpError(
             **head, **nothing, base_rel_l2=base_pooled, non_finite=0, outcome=Outcome.FAIL,
             reason=reason,
@@ -117,6 +132,8 @@ def compare_op(
     limits = BASE_FACTOR * base_rows + TOLERANCE
     element, at = worst_element(error, want)
     outcome, reason = _decide(relative, limits, row_norms(want), cosine, element, at, base_element)
+    if outcome != Outcome.FAIL and rows < len(reference) and not shorter:
+        outcome, reason = Outcome.INVALID, f"only {rows} of {len(reference)} rows came back"
     return OpError(
         **head,
         max_abs=float(np.abs(error).max(initial=0.0)),
@@ -177,17 +194,53 @@ def _decide(
     return Outcome.PASS, ""
 
 
+@dataclasses.dataclass(frozen=True)
+class LogitDrift:
+    """The position whose logits are furthest beyond their limit, in units of the row's norm."""
+
+    position: int
+    error: float
+    limit: float
+
+    @property
+    def beyond(self) -> bool:
+        return not self.error <= self.limit
+
+
+def logit_drift(reference: Array, board: Array, base: float) -> LogitDrift | None:
+    """Logits (N, V) against (n ≤ N, V) by the rule of an op's rows; None when n is 0.
+
+    The rows of an op are single steps; logits come back of every position, so they show what goes
+    wrong in a long prefill. Each row counts relative to its maximum, as the board sends it in
+    float16; that costs 2^-12 of a value. `base` is the naive implementation's error.
+    """
+    limit = BASE_FACTOR * base + TOLERANCE
+    worst = None
+    for start in range(0, min(len(reference), len(board)), ROWS_AT_ONCE):
+        got = np.asarray(board[start : start + ROWS_AT_ONCE], np.float64)
+        want = np.asarray(reference[start : start + len(got)], np.float64)
+        got, want = (rows - rows.max(axis=-1, keepdims=True) for rows in (got, want))
+        errors = np.nan_to_num(relative_rows(got - want, want), nan=np.inf)
+        row = int(np.argmax(errors))
+        if worst is None or errors[row] > worst.error:
+            worst = LogitDrift(start + row, float(errors[row]), limit)
+    return worst
+
+
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
 def output_of(op: Op, buffers: Mapping[str, Array]) -> Array | None:
-    """(P, n): everything that `op` wrote, its buffers side by side; None when one is missing."""
+    """(P, n): everything that `op` wrote, its buffers side by side; None when one is missing or
+    empty."""
     parts = [buffers.get(name) for name in op.writes]
     present = [part for part in parts if part is not None]
     if not present or len(present) < len(parts):
         return None
     rows = min(len(part) for part in present)
+    if rows == 0:
+        return None
     return np.concatenate([part[:rows].reshape(rows, -1) for part in present], axis=1)
 
 
@@ -197,6 +250,8 @@ def compare_all(
     board: Mapping[str, Array],
     reference: Mapping[str, Array],
     base: Mapping[str, Array],
+    *,
+    shorter: bool = False,
 ) -> list[OpError]:
     """A row for each op, in program order. Keys are buffer names, arrays (P, …)."""
     found = []
@@ -204,11 +259,17 @@ def compare_all(
         want = output_of(op, reference)
         if want is None:
             raise ValueError(f"op {op.id}: the reference holds no {op.writes}")
-        found.append(compare_op(op, mode, output_of(op, board), want, output_of(op, base)))
+        got, naive = output_of(op, board), output_of(op, base)
+        found.append(compare_op(op, mode, got, want, naive, shorter=shorter))
     return found
 
 
 def first_failure(rows: Sequence[OpError]) -> OpError | None:
-    """The topologically earliest LOCAL failure; rows are in program order. Free rows never blame:
-    there every op after the first wrong one is wrong."""
-    return next((row for row in rows if row.mode == "local" and row.outcome == Outcome.FAIL), None)
+    """The topologically earliest failure of an op alone, as a decode step or in a prefill; the
+    rows of each mode are in program order. Free rows never blame: there every op after the first
+    wrong one is wrong."""
+    order: dict[str, int] = {}
+    for row in rows:
+        order.setdefault(row.op, len(order))
+    failed = [row for row in rows if row.mode in ALONE and row.outcome == Outcome.FAIL]
+    return min(failed, key=lambda row: order[row.op], default=None)

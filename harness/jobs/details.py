@@ -24,7 +24,9 @@ class OpError(Record):
     op: str
     kind: str
     layer: int | None
-    mode: str  # "local": fed the reference's inputs; "free": the engine on its own
+    # "local": fed the reference's inputs, one token; "prefill": several; "free": the engine on its
+    # own
+    mode: str
     max_abs: float | None  # None: the board's output is not finite
     rel_l2: float | None
     cosine: float | None
@@ -52,9 +54,9 @@ class TextComparison(Record):
     reference: str
     board: str
     tokens: int
-    first_divergence: int | None  # token index, None: identical
-    near_tie: bool
-    margin: float | None  # reference's top-2 logit margin at the divergence
+    first_divergence: int | None  # token index, None: identical; beyond the noise if any is
+    near_tie: bool  # every divergence lies within the noise
+    margin: float | None  # how much the reference prefers its own token at the divergence
     noise: float  # noise floor the margin was compared with
     repetition_rate: float  # share of repeated 4-grams in the board's text
 
@@ -84,6 +86,7 @@ class CurveJump(Record):
     length: int
     ratio: float  # of TPOT after to before
     cause: str  # "engine" | "throttling" | "unclear"
+    started_s: float | None = None  # throttling: when it began, since the run did
 
 
 class CurveFit(Record):
@@ -134,6 +137,7 @@ class StressSample(Record):
     temperature_c: float | None
     clock_mhz: float | None
     tokens_per_s: float | None  # over the second that ended here
+    own_mb: float | None = None  # anonymous memory and swap, which a leak is judged by
 
 
 class StressDetails(Record):

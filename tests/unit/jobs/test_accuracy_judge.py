@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from engine.measure.alignment import shifted
-from harness.jobs import accuracy, agreement, references
+from engine.measure.alignment import last_piece, shifted
+from harness.jobs import accuracy, agreement, prompts, references
 from harness.jobs.base import StageContext
 from harness.verdicts import Outcome, Verdict
 
@@ -34,30 +34,45 @@ def judged(
     tokens, rows, question = accuracy.subject(context)
     aligned = references.aligned(context.model, tokens, rows)
     text = references.continuation(context.model, question, 24)
+    start, _ = last_piece(rows) or (0, 0)
     sent: dict[str, Any] = {
         "repeat": {"hashes": ["aa"] * 5, "steps": 3, "prefill": 8},
         "taps": {"with": "cc", "without": "cc"},
         "free_told": {"positions": len(tokens), "stopped": None},
         "free": dict(aligned.free),
         "local": dict(aligned.local),
+        "prefill": {name: value[start:] for name, value in aligned.local.items()},
         "disturbed": [],
+        "disturbed_in_prefill": [],
         "logits": aligned.logits.copy(),
         "text": {"tokens": text, "finish": "length", "stopped": None},
     }
     change(sent)
     build.started()
-    build.data("repeat", sent["repeat"]).data("taps", sent["taps"])
-    build.data("free", sent["free_told"]).data("local", {"disturbed": sent["disturbed"]})
-    build.data("text", sent["text"])
-    if sent["free"]:
-        build.arrays("free", **sent["free"])
-    build.arrays("local", **sent["local"])
-    build.arrays("logits", shifted=shifted(sent["logits"]))
+    for name, told in (
+        ("repeat", sent["repeat"]),
+        ("taps", sent["taps"]),
+        ("free", sent["free_told"]),
+        ("local", {"disturbed": sent["disturbed"]}),
+        ("prefill", {"disturbed": sent["disturbed_in_prefill"]}),
+        ("text", sent["text"]),
+    ):
+        if told is not None:
+            build.data(name, told)
+    for name in ("free", "local", "prefill"):
+        if sent[name]:
+            build.arrays(name, **sent[name])
+    if sent["logits"] is not None:
+        build.arrays("logits", shifted=shifted(sent["logits"]))
     return accuracy.STAGE.judge(context, build.ended())
 
 
 def failed(verdict: Verdict) -> set[str]:
     return {check.name for check in verdict.checks if check.outcome == Outcome.FAIL}
+
+
+def scaled(sent: dict[str, Any], run: str, name: str, factor: float = 1.02) -> None:
+    sent[run][name] = sent[run][name] * np.float32(factor)
 
 
 def test_naive_implementation_passes(build: LogBuilder, context: StageContext) -> None:
@@ -67,7 +82,10 @@ def test_naive_implementation_passes(build: LogBuilder, context: StageContext) -
     assert verdict.details["logits"]["mean_kl"] < 1e-4
     assert verdict.details["text"]["first_divergence"] is None
     modes = [row["mode"] for row in verdict.details["ops"]]
-    assert modes.count("local") == modes.count("free")
+    assert modes.count("local") == modes.count("prefill") == modes.count("free") > 20
+    assert {"complete", "ops_local", "ops_prefill", "free_drift"} <= {
+        check.name for check in verdict.checks
+    }
 
 
 def test_scaled_op_is_named(build: LogBuilder, context: StageContext) -> None:
@@ -87,13 +105,57 @@ def test_the_earliest_of_two_wrong_ops_is_named(build: LogBuilder, context: Stag
     assert judged(build, context, change).culprit == "L00.attn.out"
 
 
-def test_drift_alone_blames_nobody(build: LogBuilder, context: StageContext) -> None:
+def test_op_that_is_wrong_for_several_tokens_only_is_named(
+    build: LogBuilder, context: StageContext
+) -> None:
+    verdict = judged(build, context, lambda sent: scaled(sent, "prefill", "L01.ffn.down"))
+    assert (verdict.outcome, verdict.culprit) == (Outcome.FAIL, "L01.ffn.down")
+    assert failed(verdict) == {"ops_prefill"}
+    assert "in prefill" in verdict.headline
+
+
+def test_the_earlier_of_a_decode_and_a_prefill_failure_is_named(
+    build: LogBuilder, context: StageContext
+) -> None:
     def change(sent: dict[str, Any]) -> None:
-        sent["free"] = {name: value * np.float32(1.5) for name, value in sent["free"].items()}
+        scaled(sent, "local", "L01.ffn.down")
+        scaled(sent, "prefill", "L00.attn.q")
+
+    assert judged(build, context, change).culprit == "L00.attn.q"
+
+
+def test_drift_alone_fails_and_blames_nobody(build: LogBuilder, context: StageContext) -> None:
+    def change(sent: dict[str, Any]) -> None:
+        for name in ("L01.attn.mix", "L01.attn.out"):
+            scaled(sent, "free", name)
 
     verdict = judged(build, context, change)
-    assert verdict.culprit is None
-    assert "ops_local" not in failed(verdict)
+    assert (verdict.outcome, verdict.culprit) == (Outcome.FAIL, None)
+    assert failed(verdict) == {"free_drift"}
+    assert "only when the engine runs on its own: prefill, cache or positions" in verdict.headline
+
+
+def test_logits_of_one_position_between_the_rows_fail(
+    build: LogBuilder, context: StageContext
+) -> None:
+    def change(sent: dict[str, Any]) -> None:
+        # Of one position in 32: the mean of the divergence hides it.
+        sent["logits"][17] *= np.float32(1.01)
+
+    verdict = judged(build, context, change)
+    assert (failed(verdict), verdict.culprit) == ({"free_drift"}, None)
+    assert "logits of position 17" in verdict.checks[6].sentence
+
+
+def test_drift_that_a_wrong_op_explains_is_no_failure_of_its_own(
+    build: LogBuilder, context: StageContext
+) -> None:
+    def change(sent: dict[str, Any]) -> None:
+        scaled(sent, "local", "L01.ffn.down")
+        scaled(sent, "free", "L01.ffn.add")
+
+    verdict = judged(build, context, change)
+    assert (failed(verdict), verdict.culprit) == ({"ops_local"}, "L01.ffn.down")
 
 
 def test_results_that_do_not_repeat_fail_and_name_no_op(
@@ -141,7 +203,7 @@ def test_divergent_logits_miss_the_budget(build: LogBuilder, context: StageConte
         sent["logits"] = sent["logits"] + noise.astype(np.float32)
 
     verdict = judged(build, context, change)
-    assert failed(verdict) == {"mean_kl"}
+    assert failed(verdict) == {"mean_kl", "free_drift"}
     assert verdict.details["logits"]["mean_kl_low"] <= verdict.details["logits"]["mean_kl"]
     assert sum(count for _, count in verdict.details["logits"]["kl_histogram"]) == 32
 
@@ -176,6 +238,34 @@ def test_divergence_within_the_noise_is_a_near_tie(
     assert verdict.details["text"]["near_tie"]
 
 
+def test_near_tie_does_not_excuse_wrong_tokens_after_it(
+    build: LogBuilder, context: StageContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deficit = np.zeros(24)
+    deficit[3], deficit[20:] = 1.5 * agreement.NOISE_FLOOR, 9.0
+    told = references.CheckedText(np.arange(24), deficit, np.ones(24))
+    monkeypatch.setattr(references, "checked_text", lambda *given: told)
+    verdict = judged(build, context)
+    assert failed(verdict) == {"text"}
+    text = verdict.details["text"]
+    assert (text["first_divergence"], text["near_tie"], text["margin"]) == (20, False, 9.0)
+
+
+def test_broken_board_does_not_widen_its_own_tolerance(
+    build: LogBuilder, context: StageContext
+) -> None:
+    def change(sent: dict[str, Any]) -> None:
+        scaled(sent, "free", "head.logits", 3.0)
+
+    noise = judged(build, context, change).details["text"]["noise"]
+    assert noise == agreement.NOISE_FLOOR
+
+
+def test_tolerance_follows_the_naive_implementation() -> None:
+    assert agreement.logit_noise(0.0) == agreement.NOISE_FLOOR
+    assert agreement.logit_noise(0.01) == pytest.approx(0.03)
+
+
 def test_stricter_cosine_of_the_budget_is_kept(build: LogBuilder, stage_context: Contexts) -> None:
     context = stage_context(board={"budget": {"min_cosine": 1.0}}, accuracy_positions=32)
     assert "min_cosine" in failed(judged(build, context))
@@ -184,6 +274,131 @@ def test_stricter_cosine_of_the_budget_is_kept(build: LogBuilder, stage_context:
 def test_append_that_disturbs_other_slots_fails(build: LogBuilder, context: StageContext) -> None:
     verdict = judged(build, context, lambda sent: sent["disturbed"].append("L01.v"))
     assert failed(verdict) == {"cache_undisturbed"}
+
+
+def test_prefill_that_disturbs_other_slots_fails(build: LogBuilder, context: StageContext) -> None:
+    verdict = judged(build, context, lambda sent: sent["disturbed_in_prefill"].append("L00.k"))
+    assert failed(verdict) == {"cache_undisturbed"}
+
+
+def _no_layer(run: str) -> Change:
+    def change(sent: dict[str, Any]) -> None:
+        sent[run] = {name: a for name, a in sent[run].items() if not name.startswith("L01.")}
+
+    return change
+
+
+def _first_row(run: str) -> Change:
+    def change(sent: dict[str, Any]) -> None:
+        sent[run] = {name: value[:1] for name, value in sent[run].items()}
+
+    return change
+
+
+def _without(name: str) -> Change:
+    return lambda sent: sent.update({name: None})
+
+
+def _change(**changed: Any) -> Change:
+    def change(sent: dict[str, Any]) -> None:
+        for name, how in changed.items():
+            sent[name] = how(sent[name])
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        pytest.param(_no_layer("local"), "local run, first L01.attn.norm", id="layer of local"),
+        pytest.param(_no_layer("prefill"), "prefill run, first L01", id="layer of prefill"),
+        pytest.param(_no_layer("free"), "free run, first L01", id="layer of free"),
+        pytest.param(_first_row("local"), "there are 1 of 6", id="rows of local"),
+        pytest.param(_first_row("prefill"), "there are 1 of 4", id="rows of prefill"),
+        pytest.param(_first_row("free"), "there are 1 of 6", id="rows of free"),
+        pytest.param(_without("local"), "outputs of the local run", id="local"),
+        pytest.param(_without("prefill"), "outputs of the prefill run", id="prefill"),
+        pytest.param(_without("free"), "outputs of the free run", id="free"),
+        pytest.param(_without("free_told"), "nothing was told about 'free'", id="end of free"),
+        pytest.param(_without("logits"), "logits of 0 of 32", id="logits"),
+        pytest.param(_change(logits=lambda x: x[:3]), "logits of 3 of 32", id="some logits"),
+        pytest.param(
+            _change(repeat=lambda x: {**x, "hashes": x["hashes"][:1]}), "1 of 5 rep", id="repeats"
+        ),
+        pytest.param(_without("repeat"), "nothing was told about 'repeat'", id="repeat"),
+        pytest.param(_change(taps=lambda x: {"with": "cc"}), "with or without taps", id="taps"),
+        pytest.param(_without("text"), "nothing was told about 'text'", id="no text"),
+        pytest.param(
+            _change(text=lambda x: {**x, "tokens": x["tokens"][:1]}), "1 of 24 tokens", id="text"
+        ),
+        pytest.param(_change(text=lambda x: {**x, "tokens": []}), "0 of 24", id="empty text"),
+    ],
+)
+def test_what_did_not_come_back_makes_the_run_invalid(
+    change: Change, words: str, build: LogBuilder, context: StageContext
+) -> None:
+    verdict = judged(build, context, change)
+    assert (verdict.outcome, verdict.culprit) == (Outcome.INVALID, None)
+    complete = next(check for check in verdict.checks if check.name == "complete")
+    assert complete.outcome == Outcome.INVALID
+    assert words in complete.sentence
+    assert verdict.headline.startswith(complete.sentence[:60])
+    assert verdict.remedy is not None
+
+
+def _resized(name: str, run: str = "local") -> Change:
+    return _change(**{run: lambda sent: {**sent, name: sent[name][:, :-1]}})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        pytest.param(_resized("L01.ffn.up"), "L01.ffn.up has 6 rows of 127 values", id="op"),
+        pytest.param(_resized("L01.ffn.up", "free"), "free L01.ffn.up has", id="op in free"),
+        pytest.param(
+            _change(logits=lambda x: x[:, :-1]), "logits have shape (32, 255)", id="vocabulary"
+        ),
+        pytest.param(
+            _change(local=lambda x: {**x, "L01.ffn.up": np.array(["a"] * 6)}), "<U1", id="words"
+        ),
+        pytest.param(
+            _change(prefill=lambda x: {**x, "L01.ffn.up": np.float32(1)}), "shape ()", id="number"
+        ),
+        pytest.param(
+            _change(text=lambda x: {**x, "tokens": [*x["tokens"][:5], 256]}), "below 256", id="id"
+        ),
+        pytest.param(
+            _change(text=lambda x: {**x, "tokens": x["tokens"] * 2}), "at most 24", id="long text"
+        ),
+        pytest.param(
+            _change(local=lambda x: {k: np.repeat(v, 2, axis=0) for k, v in x.items()}),
+            "has 12 rows",
+            id="rows",
+        ),
+    ],
+)
+def test_what_came_back_in_another_shape_fails(
+    change: Change, words: str, build: LogBuilder, context: StageContext
+) -> None:
+    verdict = judged(build, context, change)
+    assert verdict.outcome == Outcome.FAIL
+    complete = next(check for check in verdict.checks if check.name == "complete")
+    assert complete.outcome == Outcome.FAIL
+    assert words in complete.sentence
+
+
+def test_text_that_ends_on_a_stop_id_is_complete(
+    build: LogBuilder, context: StageContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+
+    def change(sent: dict[str, Any]) -> None:
+        told.extend(sent["text"]["tokens"][:7])
+        monkeypatch.setattr(prompts, "stop_ids", lambda model: [told[-1]])
+        sent["text"] = {"tokens": told, "finish": "stop", "stopped": None}
+
+    # The stop ids are read when the run is judged, after `change`.
+    assert judged(build, context, change).outcome == Outcome.PASS
 
 
 def test_repetition_rate_counts_repeated_four_grams() -> None:
@@ -200,3 +415,14 @@ def test_plan_fits_text_and_question_into_the_context(context: StageContext) -> 
     assert plan.inputs is not None
     with np.load(plan.inputs) as file:
         assert {"tokens", "rows", "prompt", "cache.L00.k", "buffer.L01.ffn.act"} <= set(file.files)
+
+
+def test_deadline_grows_with_the_package(
+    context: StageContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert accuracy.STAGE.plan(context).spec.deadline_s == accuracy.LEAST_DEADLINE_S
+    size = context.model.package.stat().st_size
+    monkeypatch.setattr(accuracy, "SLOW_BYTES_PER_S", size / 60)  # a minute for each token
+    tokens, _, question = accuracy.subject(context)
+    least = 60 * (2 * len(tokens) + len(question) + 24)
+    assert least < accuracy.STAGE.plan(context).spec.deadline_s < 2 * least

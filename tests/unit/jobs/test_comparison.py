@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from engine.program.ops import Op
 from harness.jobs.comparison import compare_all, compare_op, first_failure
+from harness.jobs.details import OpError
 from harness.verdicts import Outcome
 
 OP = Op("L07.ffn.down", "linear", ("x",), ("L07.ffn.down",), ("w",))
@@ -18,7 +21,8 @@ Array = npt.NDArray[np.floating]
 
 def outputs(seed: int = 0, rows: int = 6, values: int = 576, scale: float = 3.0) -> Array:
     """(rows, values) with a first row a hundred times larger, as decoders have."""
-    x = np.random.default_rng(seed).normal(size=(rows, values)) * scale
+    x: Array = np.random.default_rng(seed).normal(size=(rows, values))
+    x *= scale
     x[0] *= 100
     return x
 
@@ -26,7 +30,8 @@ def outputs(seed: int = 0, rows: int = 6, values: int = 576, scale: float = 3.0)
 def rounded(x: Array, seed: int = 1) -> Array:
     """`x` as another float32 implementation gives it: errors of some 1e-6 of each row's norm."""
     noise = np.random.default_rng(seed).normal(size=x.shape) * 1e-6
-    return (x + noise * np.abs(x).max(axis=1, keepdims=True)).astype(np.float32)
+    near: Array = (x + noise * np.abs(x).max(axis=1, keepdims=True)).astype(np.float32)
+    return near
 
 
 @settings(max_examples=60, deadline=None)
@@ -116,14 +121,29 @@ def test_output_of_another_width_is_wrong_not_a_crash() -> None:
 
 
 def test_op_that_was_not_reached_is_not_judged() -> None:
-    found = compare_op(OP, "free", None, outputs(), None)
+    found = compare_op(OP, "free", None, outputs(), None, shorter=True)
     assert found.outcome == Outcome.INVALID
     assert "not reached" in found.reason
 
 
 def test_rows_that_an_early_end_left_out_are_not_compared() -> None:
     want = outputs()
-    assert compare_op(OP, "free", want[:2], want, want).outcome == Outcome.PASS
+    assert compare_op(OP, "free", want[:2], want, want, shorter=True).outcome == Outcome.PASS
+
+
+def test_rows_that_are_missing_for_no_reason_make_the_op_invalid() -> None:
+    want = outputs()
+    found = compare_op(OP, "local", want[:1], want, want)
+    assert found.outcome == Outcome.INVALID
+    assert "only 1 of" in found.reason
+    assert compare_op(OP, "local", None, want, want).outcome == Outcome.INVALID
+    # What is there and wrong stays a finding.
+    assert compare_op(OP, "local", want[:1] * 1.02, want, want).outcome == Outcome.FAIL
+
+
+def test_more_rows_than_were_asked_for_fail() -> None:
+    want = outputs()
+    assert compare_op(OP, "local", np.concatenate([want, want]), want, want).outcome == Outcome.FAIL
 
 
 def test_the_earliest_local_failure_is_blamed_and_a_free_one_never() -> None:
@@ -143,3 +163,16 @@ def test_op_with_two_outputs_is_judged_on_both() -> None:
     got = {**want, "k_rope": want["k_rope"] * 1.02}
     (row,) = compare_all([rope], "local", got, want, want)
     assert row.outcome == Outcome.FAIL
+
+
+def test_failure_in_prefill_blames_when_it_comes_earlier_in_the_program() -> None:
+    ops = [dataclasses.replace(OP, id=f"L{n:02d}.ffn.down", writes=(f"x{n}",)) for n in range(4)]
+    want = {f"x{n}": outputs(n) for n in range(4)}
+
+    def rows(mode: str, wrong: int) -> list[OpError]:
+        return compare_all(ops, mode, {**want, f"x{wrong}": want[f"x{wrong}"] * 2}, want, want)
+
+    found = first_failure(rows("local", 3) + rows("prefill", 1) + rows("free", 0))
+    assert found is not None and (found.op, found.mode) == ("L01.ffn.down", "prefill")
+    found = first_failure(rows("local", 2) + rows("prefill", 2))
+    assert found is not None and found.mode == "local"
