@@ -5,14 +5,17 @@ goes back to a length and decodes the next tokens of the same fixed sequence, wh
 keys and values again, so the cache stays whole. One ascending sweep would mix length with heat.
 
 A time budget decides how many lengths and tokens there are: the board is timed briefly first.
+
+Last, one decode step at a few depths tells its logits, which the host compares with the reference:
+by then the cache holds what prefill and the sweeps' single steps have written.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import mmap
 import resource
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +27,7 @@ from engine.measure.golden import golden
 
 if TYPE_CHECKING:
     from engine.decode import Decoder
+    from engine.package import Package
 
 Tokens = npt.NDArray[np.int64]
 
@@ -34,6 +38,11 @@ MOST_TOKENS, FEWEST_TOKENS = 32, 3  # at one point
 PREFILL_SHARE = 0.5  # of the time budget, at most, before the context is shortened
 READ_BYTES = 64 << 20  # for the bandwidth, where the package is smaller than a cache
 READ_ROUNDS = 4
+TTFT_RUNS = 3
+TTFT_SHARE = 0.25  # of the time budget, at most, for the timed first tokens
+TRIAL_TOKENS = 16  # of the prompt that tells how fast prefill is
+DEPTH_PARTS = (8, 4, 2, 1)  # the depths are these fractions of the context
+TOP = 64  # logits that are told at each depth
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +63,8 @@ def run(context: JobContext) -> None:
     decoder = context.decoder(context=asked)
     context.progress(0, budget_s, "checking a golden generation")
     golden(decoder, context, "before")
-    context.data("bandwidth", read_bandwidth(context.spec.package))
-    ttft = first_token(decoder, tokens[: int(context.parameter("ttft_tokens"))])
+    wanted = tokens[: int(context.parameter("ttft_tokens"))]
+    ttft = first_token(decoder, wanted, TTFT_SHARE * budget_s, context, began)
     context.data("ttft", ttft)
 
     fixed = context.spec.parameters.get("lengths")
@@ -81,8 +90,37 @@ def run(context: JobContext) -> None:
         },
     )
     context.array("tokens", **sweep(decoder, tokens, schedule, context, budget_s, began))
+    context.progress(time.monotonic() - began, budget_s, "telling logits at depth")
+    context.array("depth", **at_depths(decoder, tokens, reached))
     context.data("memory", {"peak_rss_mb": peak_rss_mb()})
+    # Behind the peak: neither its block nor the pages that a step leaves alone belong to it.
+    context.data("bandwidth", read_bandwidth(decoder.package))
     golden(decoder, context, "after")
+
+
+def at_depths(decoder: Decoder, tokens: Tokens, reached: int) -> dict[str, Any]:
+    """The logits of one decode step each, with 1/8, 1/4, 1/2 and all of `reached` cached behind it.
+
+    `positions` (n,): tokens in the cache after the step; `best` (n,): the id that greedy decoding
+    would choose; `ids` and `values` (n, TOP): the largest logits.
+    """
+    positions = sorted({max(1, reached // part) for part in DEPTH_PARTS})
+    best, ids, values = [], [], []
+    for position in positions:
+        move_to(decoder, position - 1)
+        logits = decoder.advance(tokens[position - 1 : position])
+        count = min(TOP, len(logits))
+        top = np.argpartition(logits, len(logits) - count)[len(logits) - count :]
+        best.append(int(np.argmax(logits)))
+        ids.append(top)
+        values.append(logits[top])
+    move_to(decoder, reached)
+    return {
+        "positions": np.array(positions, np.int64),
+        "best": np.array(best, np.int64),
+        "ids": np.array(ids, np.int64),
+        "values": np.array(values, np.float32),
+    }
 
 
 def peak_rss_mb() -> float:
@@ -97,48 +135,74 @@ def peak_rss_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def read_bandwidth(package: str | None) -> dict[str, Any]:
+def read_bandwidth(package: Package) -> dict[str, Any]:
     """How fast one thread reads memory in one direction with numpy: the best of a few rounds.
 
-    Reads the mapped package, which is what a decode step does; a small package would stay in a
+    Reads the weights of a decode step where they are mapped; a small package would stay in a
     cache, so then a block of its own.
     """
-    size = Path(package).stat().st_size if package else 0
-    if package and size >= READ_BYTES // 2:
-        with Path(package).open("rb") as file:
-            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        words = np.frombuffer(mapping, np.uint64, count=size // 8)
-        what = "the mapped package"
+    if package.weight_bytes >= READ_BYTES // 2:
+        blocks, what = list(_weights(package)), "the mapped weights"
     else:
-        words = np.ones(READ_BYTES // 8, np.uint64)
-        what = "a block of memory"
+        blocks, what = [np.ones(READ_BYTES // 8, np.uint64)], "a block of memory"
+    size = sum(block.nbytes for block in blocks)
     seconds = []
     for _ in range(READ_ROUNDS):
         begin = time.perf_counter()
-        np.bitwise_or.reduce(words)
+        for block in blocks:
+            np.bitwise_or.reduce(block)
         seconds.append(time.perf_counter() - begin)
     return {
-        "gb_s": words.nbytes / min(seconds) / 1e9,
-        "bytes": words.nbytes,
+        "gb_s": size / min(seconds) / 1e9,
+        "bytes": size,
         "what": f"linear read of {what} by numpy, 1 thread, best of {READ_ROUNDS}",
     }
 
 
-def first_token(decoder: Decoder, prompt: Tokens) -> dict[str, Any]:
-    """Time from a prompt to its first token: the median of three after one that warms up."""
-    seconds = []
-    for _ in range(4):
-        decoder.reset()
-        begin = time.perf_counter()
-        int(np.argmax(decoder.advance(prompt)))
-        seconds.append(time.perf_counter() - begin)
-    ttft_s = float(np.median(seconds[1:]))
+def _weights(package: Package) -> Iterator[npt.NDArray[np.uint64]]:
+    """The bytes that `Package.weight_bytes` counts, as views of the mapping in whole words."""
+    for name, tensor in package.tensors.items():
+        if name == "embed" and not package.hyperparameters.tied:
+            continue
+        for part in tensor.parts.values():
+            raw = part.reshape(-1).view(np.uint8)
+            words = raw[: len(raw) // 8 * 8].view(np.uint64)
+            if len(words):
+                yield words
+
+
+def first_token(
+    decoder: Decoder, prompt: Tokens, seconds: float, context: JobContext, began: float
+) -> dict[str, Any]:
+    """Time from a prompt to its first token: the median of TTFT_RUNS after one that warms up.
+
+    The warm-up, a short prompt, says how much of `prompt` fits in `seconds`; at least as much as
+    the warm-up had is taken.
+    """
+    trial = prompt[:TRIAL_TOKENS]
+    first_s = _time_to_token(decoder, trial)
+    room = int(seconds / TTFT_RUNS * len(trial) / first_s)
+    prompt = prompt[: max(len(trial), room)]
+    times = []
+    budget_s = float(context.parameter("budget_s"))
+    for number in range(TTFT_RUNS):
+        done = time.monotonic() - began
+        context.progress(done, budget_s, f"first token, run {number + 1}")
+        times.append(_time_to_token(decoder, prompt))
+    ttft_s = float(np.median(times))
     return {
         "prompt_tokens": len(prompt),
         "ttft_s": ttft_s,
-        "first_s": seconds[0],
+        "first_s": first_s,
         "tokens_per_s": len(prompt) / ttft_s,
     }
+
+
+def _time_to_token(decoder: Decoder, prompt: Tokens) -> float:
+    decoder.reset()
+    begin = time.perf_counter()
+    int(np.argmax(decoder.advance(prompt)))
+    return time.perf_counter() - begin
 
 
 def fill(
@@ -178,7 +242,7 @@ def sample_costs(decoder: Decoder, tokens: Tokens, reached: int) -> list[float]:
 
 def move_to(decoder: Decoder, position: int) -> None:
     """Continue at `position`. Later slots keep the fixed sequence, so going up again is valid."""
-    decoder.position = position
+    decoder.seek(position)
 
 
 def plan_points(

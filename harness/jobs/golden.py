@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.jobs import prompts, references
@@ -21,6 +21,11 @@ QUESTION = "What is the capital of France?"
 def golden_parameters(context: StageContext) -> dict[str, object]:
     """`golden` of a spec: prompt and number of tokens."""
     return {"prompt": golden_prompt(context.model), "count": COUNT}
+
+
+def golden_count(context: StageContext) -> int:
+    """Tokens that one golden generation reads and writes."""
+    return len(golden_prompt(context.model)) + COUNT
 
 
 def golden_prompt(model: PreparedModel) -> list[int]:
@@ -50,27 +55,48 @@ def judge_golden(context: StageContext, log: RunLog) -> tuple[Check, Check]:
     at = checked.first_divergence
     deficit = 0.0 if at is None else float(checked.deficit[at])
     right = at is None or deficit <= 2 * NOISE_FLOOR
-    hashes = [str(item["hash"]) for item in told]
-    other = next((item for item in told if item["hash"] != hashes[0]), None)
     return (
         Check(
             name="golden_right",
             outcome=Outcome.PASS if right else Outcome.FAIL,
-            measured=hashes[0],
+            measured=str(told[0]["hash"]),
             limit="the reference's",
             sentence=f"{len(tokens)} golden tokens are the reference's."
             if right
             else f"Golden token {at} is wrong: the reference prefers another by {deficit:.2g} "
             "logits. No speed counts before the text is right.",
         ),
-        Check(
-            name="golden_same",
-            outcome=Outcome.FAIL if other else Outcome.PASS,
-            measured=str(other["hash"]) if other else hashes[0],
-            limit=hashes[0],
-            sentence=f"{len(told)} golden generations gave the same tokens."
-            if other is None
-            else f"The golden generation changed: {other['when']}, {other['at_s']:.0f} s into the "
-            f"run (attempt {other['attempt']}), it gave other tokens than at the start.",
-        ),
+        _same(told),
+    )
+
+
+def compared(told: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether there is a generation from before the work and one from after it."""
+    return len(told) >= 2 and told[-1]["when"] == "after"
+
+
+def _same(told: Sequence[Mapping[str, Any]]) -> Check:
+    first = str(told[0]["hash"])
+    other = next((item for item in told if str(item["hash"]) != first), None)
+    if other is not None:
+        outcome = Outcome.FAIL
+        sentence = (
+            f"The golden generation changed: {other['when']}, {other['at_s']:.0f} s into the run "
+            f"(attempt {other['attempt']}), it gave other tokens than at the start."
+        )
+    elif compared(told):
+        outcome = Outcome.PASS
+        sentence = f"{len(told)} golden generations gave the same tokens."
+    else:
+        outcome = Outcome.INVALID
+        sentence = (
+            f"{len(told)} golden generation(s) and none after the work: whether the answers stay "
+            "the same is unknown."
+        )
+    return Check(
+        name="golden_same",
+        outcome=outcome,
+        measured=str(other["hash"]) if other else first,
+        limit=first,
+        sentence=sentence,
     )

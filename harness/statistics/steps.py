@@ -44,9 +44,9 @@ def fit_curve(
     `lengths` in positions, `tpots` in milliseconds, `sweeps` the number of the sweep, `started_s`
     in seconds since the run began. `fitted` and the coefficients describe the curve with throttling
     divided out; `slope_us_per_position` and `intercept_ms` its part before the first change.
-    A jump's cause is "engine" (in every sweep at this length), "throttling" (from this point of
-    time on; `length` is what was measured when it began) or "unclear" (a single sweep cannot tell
-    the two apart; or most sweeps show it, but not all).
+    A jump's cause is "engine" (in every sweep at this length), "throttling" (from `started_s` on;
+    `length` is what was measured then) or "unclear" (a single sweep cannot tell the two apart; or
+    most sweeps show it, but not all).
 
     Raises ValueError for arrays of different lengths, non-finite or non-positive times, or fewer
     than two different lengths.
@@ -206,7 +206,12 @@ def _throttling(
     fit = problem.search()
     heights = fit.coefficients[levels:]  # (steps,)
     jumps = [
-        CurveJump(length=int(x[starts[place]]), ratio=math.exp(height), cause="throttling")
+        CurveJump(
+            length=int(x[starts[place]]),
+            ratio=math.exp(height),
+            cause="throttling",
+            started_s=float(t[starts[place]]),
+        )
         for place, height in zip(fit.places, heights, strict=True)
     ]
     return jumps, np.exp(
