@@ -7,6 +7,7 @@ some boards kill large processes by policy, so it is never called out of memory 
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 from collections.abc import Mapping
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
     from harness.jobs.base import StageContext
     from harness.jobs.runlog import RunLog
 
+# An engine is at work when its last word is no older than this, or than some of its own pauses.
+QUIET_S, QUIET_FACTOR = 20.0, 2.0
+MORE_TIME = {
+    "curve": "give it more time with --curve-seconds, or a shorter --context",
+    "stress": "give it more time with --stress-minutes",
+}
 LOG_LINES = 8  # of the engine's own output, quoted as evidence
 # Errors that say the deployment or the board is at fault, not the engine's arithmetic.
 INFRASTRUCTURE_ERRORS = (
@@ -225,21 +232,43 @@ def _judge_exit(data: Mapping[str, Any], log: RunLog, stage: str) -> Verdict:
 
 
 def _judge_deadline(log: RunLog, stage: str, context: StageContext) -> Verdict:
+    """A board that went on to the end is too slow for the time it was given, which proves nothing
+    about the engine. One that fell silent hangs."""
     progress = of_kind(log, "progress")
     last = progress[-1].get("message") if progress else None
     where = f"it last reported: {last}" if last else "it reported no progress"
+    silent_s, usual_s = silence(log)
+    slow = last is not None and silent_s <= max(QUIET_S, QUIET_FACTOR * usual_s)
+    if slow:
+        outcome, headline = Outcome.INVALID, f"too slow for the time given; {where}"
+        remedy = MORE_TIME.get(stage, "choose a smaller model or scheme for this board")
+        sentence = f"It was still getting on: {where} {silent_s:.0f} s before the end."
+    else:
+        outcome, headline = Outcome.FAIL, f"the engine hangs: not done in time; {where}"
+        remedy = f"run the stage alone on {context.board.name} and look where the engine stands"
+        sentence = f"Nothing came for {silent_s:.0f} s, before that at most {usual_s:.0f} s."
     return Verdict(
-        outcome=Outcome.FAIL,
-        headline=short(f"{stage}: not done when its deadline passed; {where}"),
+        outcome=outcome,
+        headline=short(f"{stage}: {headline}"),
         checks=(
             Check(
-                name="in_time", outcome=Outcome.FAIL, measured="deadline passed",
+                name="in_time", outcome=outcome, measured="deadline passed",
                 limit="ends by itself",
-                sentence=f"The supervisor ended the engine ({log.reason}); {where}.",
+                sentence=f"The supervisor ended the engine ({log.reason}). {sentence}",
             ),
         ),
-        remedy=f"tell slow from stuck: run the stage alone on {context.board.name} and watch it",
+        remedy=remedy,
     )  # fmt: skip
+
+
+def silence(log: RunLog) -> tuple[float, float]:
+    """(seconds from the engine's last word to the run's end, its longest pause before that)."""
+    spoken = [e.t_ns for e in log.events if e.kind in ("ready", "progress", "data", "array")]
+    if not spoken:
+        return 0.0, 0.0
+    end_ns = log.events[-1].t_ns
+    pauses = [later - earlier for earlier, later in itertools.pairwise(spoken)]
+    return (end_ns - spoken[-1]) / 1e9, max(pauses, default=0) / 1e9
 
 
 def short(text: str, limit: int = 118) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -81,13 +81,39 @@ def test_broken_deployment_is_an_error_not_a_finding(
     assert verdict.remedy
 
 
-def test_deadline_tells_the_last_progress(build: LogBuilder, stage_context: Contexts) -> None:
+def test_hang_fails_and_tells_the_last_progress(build: LogBuilder, stage_context: Contexts) -> None:
     build.started().add("progress", 7.0, done=3, total=9, message="sweep 2, length 512")
     log = build.ended("deadline", "not done after 60 s", code=None, signal="SIGTERM")
     verdict = judged(stage_context(), log)
     assert verdict.outcome == Outcome.FAIL
     assert "sweep 2, length 512" in verdict.headline
+    assert "hangs" in verdict.headline
     assert "SIGTERM" not in verdict.headline  # the supervisor's own signal is no crash
+
+
+@pytest.mark.parametrize(
+    ("words", "outcome"),
+    [
+        (range(2, 100, 7), Outcome.INVALID),  # steady to the end
+        ([5, 45, 88], Outcome.INVALID),  # slow steps, but it goes on
+        ([1, 50], Outcome.INVALID),  # a pause like the one before
+        ([1, 2, 3, 60], Outcome.INVALID),
+        ([1, 2, 3, 20], Outcome.FAIL),  # silent for much longer than ever
+        ([], Outcome.FAIL),
+    ],
+)
+def test_slow_board_is_told_from_a_hanging_engine(
+    words: Iterable[int], outcome: Outcome, build: LogBuilder, stage_context: Contexts
+) -> None:
+    build.started()
+    for second in words:
+        build.add("progress", float(second), done=second, total=99, message="filling the cache")
+    log = build.ended("deadline", "not done after 100 s", code=None, signal="SIGTERM")
+    verdict = judged(stage_context(), log)
+    assert verdict.outcome == outcome
+    if outcome == Outcome.INVALID:
+        assert "too slow for the time given" in verdict.headline
+        assert verdict.remedy is not None and "--curve-seconds" in verdict.remedy
 
 
 @pytest.mark.parametrize(
