@@ -24,6 +24,7 @@ class Sample:
 
     rss_mb: float | None = None  # resident, mapped package pages included
     pss_mb: float | None = None  # resident, shared pages divided among their users
+    anonymous_mb: float | None = None  # resident and no file's: heap, stacks, buffers
     swap_mb: float | None = None
     minor_faults: int | None = None
     major_faults: int | None = None  # those that waited for storage
@@ -89,6 +90,7 @@ class Sampler:
         return {
             "rss_mb": round(memory.rss / MB, 3),
             "pss_mb": _mb(rollup.get("Pss")),
+            "anonymous_mb": _mb(rollup.get("Anonymous")),
             "swap_mb": _mb(rollup.get("Swap")),
             "minor_faults": minor,
             "major_faults": major,

@@ -16,12 +16,21 @@ from engine.records import Restart
 from harness.errors import HarnessError
 from harness.jobs import failures, prompts
 from harness.jobs.base import Plan, StageContext, make_spec
-from harness.jobs.curve import at_most
-from harness.jobs.details import StressDetails, StressSample, StressTurn
-from harness.jobs.golden import golden_hashes, golden_parameters, judge_golden
-from harness.jobs.validity import THROTTLED, Conditions, conditions, run_start_ns
+from harness.jobs.budgets import memory_within
+from harness.jobs.details import StressDetails, StressSample
+from harness.jobs.golden import (
+    compared,
+    golden_count,
+    golden_hashes,
+    golden_parameters,
+    judge_golden,
+)
+from harness.jobs.pace import slowest_s
+from harness.jobs.turns import inter_token_ms, read_turns, token_times
+from harness.jobs.validity import Conditions, conditions, run_start_ns
 from harness.statistics.drift import MIN_RATIO, Drift, judge_drift
 from harness.statistics.leaks import LEAK, MIN_GROWTH_MB, NONE, TOO_SHORT, Leak, judge_leak
+from harness.statistics.throttle import throttled_spans
 from harness.verdicts import Check, Outcome, Verdict, worst
 
 if TYPE_CHECKING:
@@ -68,7 +77,8 @@ class StressStage:
             context,
             "stress",
             parameters,
-            deadline_s=seconds * 1.2 + 180,
+            # Behind the minutes: a golden generation, and the prompt that was being read.
+            deadline_s=seconds * 1.2 + slowest_s(context.model, 4 * golden_count(context)),
             restarts=(
                 Restart(
                     at_s=RESTART_AT * seconds, reason="planned: a killed engine must come back"
@@ -97,13 +107,13 @@ class StressStage:
         peak = max(rss, default=0.0)
         checks = (
             *judge_golden(context, log),
-            _restarted(restarts, told),
+            _restarted(restarts, told, log),
             _limit_met(told),
             _cancels(cancelled, len(told)),
             _leak(leak),
             _drift(context, drift, throttled_s),
-            at_most("memory_mb", peak, context.board.budget.memory_mb, "MiB",
-                    f"peak memory {peak:.0f} MiB"),
+            memory_within("memory_mb", peak, bool(rss), context.board.budget.memory_mb,
+                          f"peak memory {peak:.0f} MiB"),
             _throttling(context, throttled_s, seen),
         )  # fmt: skip
         outcome = worst([check.outcome for check in checks])
@@ -122,7 +132,7 @@ class StressStage:
             cancelled=cancelled,
             restarts=restarts,
             golden_before=str(golden[0]["hash"]) if golden else "",
-            golden_after=str(golden[-1]["hash"]) if golden else "",
+            golden_after=str(golden[-1]["hash"]) if compared(golden) else "",
         )
         return Verdict(
             outcome=outcome,
@@ -149,68 +159,6 @@ def stress_context(context: StageContext) -> int:
     return asked or min(largest, LARGEST_CONTEXT)
 
 
-def read_turns(log: RunLog) -> tuple[tuple[StressTurn, ...], list[Mapping[str, Any]]]:
-    """All turns in order, conversations numbered across attempts, and the raw ones that ended.
-
-    A turn that began and never ended is the one in which its engine was killed.
-    """
-    numbers: dict[tuple[int, int], int] = {}
-    turns: list[StressTurn] = []
-    ended: list[Mapping[str, Any]] = []
-    open_turn: Mapping[str, Any] | None = None
-
-    def add(told: Mapping[str, Any], finish: str) -> None:
-        key = (int(told["attempt"]), int(told["conversation"]))
-        tpot = told.get("tpot_s")
-        turns.append(
-            StressTurn(
-                conversation=numbers.setdefault(key, len(numbers)),
-                turn=int(told["turn"]),
-                attempt=int(told["attempt"]),
-                prompt_tokens=int(told["prompt_tokens"]),
-                new_tokens=int(told.get("new_tokens", 0)),
-                cached_tokens=int(told.get("cached_tokens", 0)),
-                finish=finish,
-                started_s=float(told["started_s"]),
-                ttft_s=told.get("ttft_s"),
-                tpot_ms=None if tpot is None else 1e3 * float(tpot),
-            )
-        )
-
-    for event in log.of_kind("data"):
-        name, value = event.data.get("name"), event.data.get("value")
-        if not isinstance(value, Mapping):
-            continue
-        if name == "turn-start":
-            if open_turn is not None:
-                add(open_turn, "killed")
-            open_turn = value
-        elif name == "turn":
-            add(value, str(value["finish"]))
-            ended.append(value)
-            open_turn = None
-    if open_turn is not None:
-        add(open_turn, "killed")
-    return tuple(turns), ended
-
-
-def token_times(log: RunLog) -> Floats:
-    """(n,) seconds since the run began at which each token was chosen."""
-    start_ns = run_start_ns(log)
-    times = [
-        (int(turn["start_ns"]) - start_ns) / 1e9 + np.asarray(turn["token_us"], np.float64) / 1e6
-        for turn in log.all_data("turn")
-        if turn.get("token_us")
-    ]
-    return np.concatenate(times) if times else np.zeros(0)
-
-
-def inter_token_ms(told: Sequence[Mapping[str, Any]]) -> Floats:
-    """(n,) gaps between tokens of one answer; what lies between answers is no latency."""
-    gaps = [np.diff(np.asarray(turn["token_us"], np.float64)) / 1e3 for turn in told]
-    return np.concatenate(gaps) if gaps else np.zeros(0)
-
-
 def read_samples(log: RunLog, tokens: Floats, seen: Conditions) -> tuple[StressSample, ...]:
     """Board samples with the tokens of the time before each, at most MOST_SAMPLES."""
     counts = np.searchsorted(np.sort(tokens), seen.t_s)  # tokens up to each sample
@@ -226,6 +174,7 @@ def read_samples(log: RunLog, tokens: Floats, seen: Conditions) -> tuple[StressS
             StressSample(
                 t_s=float(seen.t_s[index]),
                 rss_mb=raw[index].get("rss_mb"),
+                own_mb=own_mb(raw[index]),
                 cpu_percent=raw[index].get("cpu_percent"),
                 temperature_c=float(heat) if np.isfinite(heat) else None,
                 clock_mhz=float(clock) if np.isfinite(clock) else None,
@@ -236,14 +185,31 @@ def read_samples(log: RunLog, tokens: Floats, seen: Conditions) -> tuple[StressS
 
 
 def leak_of(log: RunLog) -> Leak:
-    """From the samples; the process that lived longest is judged, a restart gives memory back."""
+    """From the samples; the process that lived longest is judged, a restart gives memory back.
+
+    What the process has for itself counts, in memory or swapped out. Resident memory stands for it
+    only where a board cannot tell: it holds the mapped weights too, which come and go with what
+    else wants memory.
+    """
     start_ns = run_start_ns(log)
-    known = [sample for sample in log.samples if sample.get("rss_mb")]
+    own = any(own_mb(sample) is not None for sample in log.samples)
+    value_of = own_mb if own else _resident_mb
+    known = [(sample, value) for sample in log.samples if (value := value_of(sample)) is not None]
     return judge_leak(
-        np.array([(sample["t_ns"] - start_ns) / 1e9 for sample in known]),
-        np.array([float(sample["rss_mb"]) for sample in known]),
-        np.array([int(sample.get("attempt", 0)) for sample in known]),
+        np.array([(sample["t_ns"] - start_ns) / 1e9 for sample, _ in known]),
+        np.array([value for _, value in known]),
+        np.array([int(sample.get("attempt", 0)) for sample, _ in known]),
     )
+
+
+def own_mb(sample: Mapping[str, Any]) -> float | None:
+    """MiB of anonymous memory, swapped out or not; None where the board does not tell."""
+    anonymous = sample.get("anonymous_mb")
+    return None if anonymous is None else float(anonymous) + float(sample.get("swap_mb") or 0.0)
+
+
+def _resident_mb(sample: Mapping[str, Any]) -> float | None:
+    return float(sample["rss_mb"]) if sample.get("rss_mb") else None
 
 
 def levelled_speed(log: RunLog) -> tuple[Floats, Floats]:
@@ -277,29 +243,36 @@ def levelled_speed(log: RunLog) -> tuple[Floats, Floats]:
 
 
 def throttled_seconds(context: StageContext, seen: Conditions) -> float:
-    """Seconds of a busy engine below THROTTLED of the best clock that lasted (its 90th
-    percentile). 0 where clocks are unknown, as on a virtual board, whose host's they are."""
-    known = seen.busy & np.isfinite(seen.clock_mhz)
-    if known.sum() < 2 or context.board.virtual is not None:
+    """Seconds of a busy engine with its clock down. 0 where clocks are unknown, as on a virtual
+    board, whose host's they are."""
+    if context.board.virtual is not None:
         return 0.0
-    best = float(np.percentile(seen.clock_mhz[known], 90))
-    spans = np.diff(seen.t_s, prepend=seen.t_s[0])
-    return float(spans[known & (seen.clock_mhz < THROTTLED * best)].sum())
+    return sum(end - start for start, end in throttled_spans(seen.t_s, seen.clock_mhz, seen.busy))
 
 
-def _restarted(restarts: int, told: Sequence[Mapping[str, Any]]) -> Check:
+def _restarted(restarts: int, told: Sequence[Mapping[str, Any]], log: RunLog) -> Check:
     after = sum(int(turn["attempt"]) > 0 for turn in told)
-    good = restarts > 0 and after > 0
+    came_back = any(int(data.get("attempt", 0)) > 0 for data in failures.of_kind(log, "ready"))
+    outcome = Outcome.FAIL
+    if not restarts:
+        sentence = "The planned kill of the engine did not happen."
+    elif after:
+        outcome = Outcome.PASS
+        sentence = (
+            f"The engine was killed {restarts} time(s) and answered {after} turns afterwards."
+        )
+    elif came_back:
+        outcome = Outcome.INVALID
+        sentence = (
+            "The engine was killed and came back, but the run ended before it could answer; "
+            "--stress-minutes makes it longer."
+        )
+    else:
+        sentence = "The engine was killed and did not come back."
     return Check(
-        name="restart",
-        outcome=Outcome.PASS if good else Outcome.FAIL,
-        measured=restarts,
-        limit=1,
-        unit="restarts",
-        sentence=f"The engine was killed {restarts} time(s) and answered {after} turns afterwards."
-        if restarts
-        else "The planned kill of the engine did not happen.",
-    )
+        name="restart", outcome=outcome, measured=restarts, limit=1, unit="restarts",
+        sentence=sentence,
+    )  # fmt: skip
 
 
 def _limit_met(told: Sequence[Mapping[str, Any]]) -> Check:
@@ -389,7 +362,7 @@ REMEDIES: Mapping[str, str] = {
 
 
 def _remedy(outcome: Outcome, checks: Sequence[Check], log: RunLog) -> str | None:
-    if outcome != Outcome.FAIL:
+    if outcome not in (Outcome.FAIL, Outcome.INVALID):
         return None
     fault = failures.planted_fault(log)
     if fault:

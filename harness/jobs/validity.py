@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.statistics.throttle import THROTTLED
 from harness.statistics.validity import INVALID, MIN_SAMPLES, clock_gate
 from harness.verdicts import Check, Outcome
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from harness.jobs.runlog import RunLog
 
 BUSY_PERCENT = 50.0  # of one core
-THROTTLED = 0.95  # of the early clock
 
 
 @dataclasses.dataclass(frozen=True)

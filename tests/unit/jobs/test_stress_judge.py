@@ -11,7 +11,7 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.inventory import Board
-from harness.jobs import golden, references, stress
+from harness.jobs import golden, pace, references, stress, turns
 from harness.jobs.base import StageContext
 from harness.verdicts import Outcome, Verdict
 
@@ -42,6 +42,7 @@ def half_hour(
     speed: Callable[[float], float] = lambda s: 1.0,
     clock: float | None = None,
     restart: bool = True,
+    own_mb: Callable[[float], float] | None = None,
 ) -> None:
     """Turns of eight tokens from the first second to the last, and a sample each second."""
     random = np.random.default_rng(1)
@@ -70,7 +71,9 @@ def half_hour(
         now += at_us[-1] / 1e6 + 0.4
         number += 1
     for second in range(int(seconds)):
-        extra = {} if clock is None else {"clocks_mhz": [clock]}
+        extra: dict[str, Any] = {} if clock is None else {"clocks_mhz": [clock]}
+        if own_mb is not None:
+            extra |= {"anonymous_mb": own_mb(second) - 1, "swap_mb": 1.0}
         build.add(
             "sample", float(second), attempt=int(second > kill_at), rss_mb=rss_mb(second),
             cpu_percent=98.0, **extra,
@@ -116,6 +119,62 @@ def test_memory_that_grows_to_the_end_is_a_leak(build: LogBuilder, context: Stag
     assert verdict.details["leak_growth_mb"] > 5
     assert "leak" in verdict.headline.lower()
     assert verdict.remedy
+
+
+def test_weights_that_come_into_memory_are_no_leak(
+    build: LogBuilder, context: StageContext
+) -> None:
+    told_golden(build.started(), context, ["a", "a"])
+    half_hour(build, rss_mb=lambda s: 200 + 0.02 * s, own_mb=lambda s: 60.0)
+    assert judged(build, context).details["leak"] == "none"
+
+
+def test_leak_shows_even_when_resident_memory_stays_level(
+    build: LogBuilder, context: StageContext
+) -> None:
+    """The kernel drops mapped weights, or swaps, as the heap grows."""
+    told_golden(build.started(), context, ["a", "a"])
+    half_hour(build, own_mb=lambda s: 60 + 0.02 * s)
+    verdict = judged(build, context)
+    assert check(verdict, "leak").outcome == Outcome.FAIL
+    assert verdict.details["samples"][-1]["own_mb"] == pytest.approx(60 + 0.02 * 1799)
+
+
+def test_memory_without_a_reading_is_not_judged(build: LogBuilder, context: StageContext) -> None:
+    told_golden(build.started(), context, ["a", "a"])
+    half_hour(build, rss_mb=lambda s: 0.0)
+    for event in build.events:
+        if event.kind == "sample":
+            del event.data["rss_mb"]  # type: ignore[attr-defined]
+    verdict = judged(build, context)
+    assert check(verdict, "memory_mb").outcome == Outcome.INVALID
+    assert verdict.outcome == Outcome.INVALID
+
+
+def test_one_golden_generation_is_no_comparison(build: LogBuilder, context: StageContext) -> None:
+    told_golden(build.started(), context, ["a"])
+    half_hour(build)
+    verdict = judged(build, context)
+    assert check(verdict, "golden_same").outcome == Outcome.INVALID
+    assert verdict.details["golden_after"] == ""
+
+
+@pytest.mark.parametrize(("ready", "outcome"), [(True, Outcome.INVALID), (False, Outcome.FAIL)])
+def test_engine_that_came_back_but_had_no_time_to_answer_is_no_failure(
+    ready: bool, outcome: Outcome, build: LogBuilder, context: StageContext
+) -> None:
+    told_golden(build.started(), context, ["a", "a"])
+    half_hour(build)
+    build.events = [
+        event
+        for event in build.events
+        if event.kind != "data" or event.data["value"].get("attempt", 0) == 0
+    ]
+    if ready:
+        build.add("ready", 1790.0, attempt=1)
+    verdict = judged(build, context)
+    assert check(verdict, "restart").outcome == outcome
+    assert ("--stress-minutes" in check(verdict, "restart").sentence) == ready
 
 
 def test_allocator_that_settles_is_no_leak(build: LogBuilder, context: StageContext) -> None:
@@ -180,11 +239,19 @@ def test_turn_under_way_when_the_engine_was_killed_is_kept(
         "turn",
         {**head, "turn": 0, "attempt": 1, "finish": "stop", "new_tokens": 4, "cached_tokens": 12},
     )
-    turns, ended = stress.read_turns(build.log("finished"))
-    assert [(turn.finish, turn.attempt, turn.conversation) for turn in turns] == [
+    seen, ended = turns.read_turns(build.log("finished"))
+    assert [(turn.finish, turn.attempt, turn.conversation) for turn in seen] == [
         ("killed", 0, 0), ("stop", 1, 1),
     ]  # fmt: skip
     assert len(ended) == 1
+
+
+def test_deadline_leaves_a_slow_board_time_for_its_golden_generations(
+    stage_context: Contexts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = stress.STAGE.plan(stage_context(stress_minutes=1.0)).spec.deadline_s
+    monkeypatch.setattr(pace, "SLOWEST_BYTES_PER_S", pace.SLOWEST_BYTES_PER_S / 1000)
+    assert stress.STAGE.plan(stage_context(stress_minutes=1.0)).spec.deadline_s > short + 100
 
 
 def test_low_clocks_are_counted_in_seconds(build: LogBuilder, context: StageContext) -> None:
