@@ -262,6 +262,51 @@ def test_curve_tokens_at_a_length_are_those_of_the_sequence(
         assert np.allclose(seen[position], every[position - 1], rtol=1e-3, atol=1e-4)
 
 
+def test_curve_tells_the_logits_of_single_steps_at_depth(
+    start: Start, synthetic_package: Path
+) -> None:
+    context, events = run_curve(start)
+    told, tokens = arrays(context, "depth"), context.inputs["tokens"]
+    assert told["positions"].tolist() == [25, 50, 100, 200]
+    with Package.open(synthetic_package) as package:
+        every = Decoder(package, unit="reference", context=200).advance(tokens, all_logits=True)
+    for row, position in enumerate(told["positions"]):
+        want = every[position - 1]
+        assert np.allclose(told["values"][row], want[told["ids"][row]], atol=1e-4)
+        assert set(told["ids"][row]) == set(np.argsort(-want)[: curve.TOP])
+        assert told["best"][row] == want.argmax()
+    assert found(events, "golden")[1]["hash"] == found(events, "golden")[0]["hash"]
+
+
+def test_bandwidth_reads_every_weight_of_a_step_where_it_is_mapped(
+    synthetic_package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Package.open(synthetic_package) as package:
+        assert curve.read_bandwidth(package)["what"].startswith("linear read of a block")
+        monkeypatch.setattr(curve, "READ_BYTES", 0)
+        told = curve.read_bandwidth(package)
+        assert told["bytes"] == pytest.approx(package.weight_bytes, abs=8 * len(package.tensors))
+        maps = Path("/proc/self/maps").read_text()
+        assert maps.count(str(synthetic_package)) == 1  # no second mapping
+
+
+def test_peak_memory_leaves_the_bandwidth_probe_out(start: Start) -> None:
+    _, events = run_curve(start)
+    names = [data["name"] for kind, data in events if kind in ("data", "array")]
+    assert names.index("memory") < names.index("bandwidth")
+
+
+def test_slow_board_times_its_first_token_on_a_shorter_prompt(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curve, "TTFT_SHARE", 1e-9)
+    monkeypatch.setattr(curve, "TRIAL_TOKENS", 4)
+    _, events = run_curve(start)
+    ttft = found(events, "ttft")[0]
+    assert ttft["prompt_tokens"] == 4
+    assert found(events, "context")[0]["reached"] == 200
+
+
 def dialogues() -> dict[str, Any]:
     return {
         "dialogue.0.first": np.arange(5),
