@@ -146,10 +146,19 @@ class BoardSession:
         return self._transfer.read_from(remote, offset, limit, deadline)
 
     def pull_file(
-        self, remote: str, local: Path, *, deadline: Deadline, limit_bytes: int = 1 << 30
+        self,
+        remote: str,
+        local: Path,
+        *,
+        deadline: Deadline,
+        limit_bytes: int = 1 << 30,
+        sha256: str | None = None,
     ) -> None:
-        """Copies a file here through a temporary name. Refuses one larger than `limit_bytes`."""
-        self._transfer.pull(remote, local, deadline, limit_bytes)
+        """Copies a file here through a temporary name. Refuses one larger than `limit_bytes`.
+
+        With `sha256` the file is verified, and resumed where a lost link or a deadline left it.
+        """
+        self._transfer.pull(remote, local, deadline, limit_bytes, sha256)
 
     def close(self) -> None:
         """Ends the connection without waiting for the board. May be called again."""

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 CHUNK = 1 << 15  # bytes; one SFTP request
 ONE_COMMAND_BYTES = 1 << 20  # up to here a file travels in one command instead of several requests
+PULL_CHUNK = 1 << 20  # bytes; what a lost link costs of a file on its way here
 SFTP_START_S = 15.0
 
 # Brings a complete upload to the disk, then to its place. Prints `ok`, or what its SHA-256 is.
@@ -126,13 +127,24 @@ class Transfer:
                 handle.seek(offset)
                 return bytes(handle.read(limit))
 
-    def pull(self, remote: str, local: Path, deadline: Deadline, limit_bytes: int) -> None:
-        partial = local.with_name(local.name + ".partial")
-        step, done = 4 << 20, 0
+    def pull(
+        self,
+        remote: str,
+        local: Path,
+        deadline: Deadline,
+        limit_bytes: int,
+        sha256: str | None = None,
+    ) -> None:
+        mark = f".{sha256[:16]}" if sha256 else ""
+        partial = local.with_name(f"{local.name}{mark}.partial")
+        resumable = False
         try:
-            with partial.open("wb") as sink:
+            with partial.open("ab" if sha256 else "wb") as sink:
+                done = sink.tell()
+                if done > limit_bytes:
+                    done = sink.truncate(0)
                 while piece := self.read_from(
-                    remote, done, min(step, limit_bytes + 1 - done), deadline
+                    remote, done, min(PULL_CHUNK, limit_bytes + 1 - done), deadline
                 ):
                     done += len(piece)
                     if done > limit_bytes:
@@ -142,9 +154,26 @@ class Transfer:
                             expected="a smaller file",
                         )
                     sink.write(piece)
+            if sha256:
+                self._verify(remote, partial, sha256)
             partial.replace(local)
+        except BoardError as error:
+            resumable = sha256 is not None and error.kind in ("board-lost", "timeout")
+            raise
         finally:
-            partial.unlink(missing_ok=True)
+            if not resumable:
+                partial.unlink(missing_ok=True)
+
+    def _verify(self, remote: str, local: Path, sha256: str) -> None:
+        with local.open("rb") as file:
+            found = _sha256(file)
+        if found != sha256:
+            raise self._session.error(
+                "transfer",
+                f"{remote} arrived with SHA-256 {found}",
+                expected=sha256,
+                remedy="try again; if it stays, check the board's storage and memory",
+            )
 
     def client(self, deadline: Deadline) -> paramiko.SFTPClient | None:
         """This thread's SFTP client; None where the server has no SFTP."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import signal
 import threading
@@ -178,12 +179,55 @@ def test_a_damaged_partial_upload_is_sent_again_whole(
     source, there = tmp_path / "source", tmp_path / "there"
     there.mkdir()
     source.write_bytes(os.urandom(3_000_000))
-    import hashlib
-
     name = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
     (there / f"file.{name}.partial").write_bytes(b"not these bytes" * 100)
     session.push_file(source, str(there / "file"), deadline=soon())
     assert (there / "file").read_bytes() == source.read_bytes()
+
+
+@pytest.mark.parametrize("sftp", ["internal-sftp", None])
+def test_a_verified_pull_goes_on_where_a_lost_link_cut_it(
+    servers, connect: Connect, tmp_path: Path, sftp: str | None
+) -> None:
+    board = servers.sshd(sftp=sftp).board
+    source, local = tmp_path / "source", tmp_path / "local"
+    source.write_bytes(os.urandom(4_000_000))
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    size = source.stat().st_size
+
+    def pull(session: BoardSession, cut_at: int) -> list[int]:
+        """The offsets that were asked for; the link is cut before the one at `cut_at`."""
+        offsets: list[int] = []
+        read = session._transfer.read_from
+
+        def read_or_cut(remote: str, offset: int, limit: int, deadline: Deadline) -> bytes:
+            if offset >= cut_at:
+                session.transport.close()
+            offsets.append(offset)
+            return read(remote, offset, limit, deadline)
+
+        session._transfer.read_from = read_or_cut  # type: ignore[method-assign]  # to watch it
+        session.pull_file(str(source), local, deadline=soon(), limit_bytes=size, sha256=digest)
+        return offsets
+
+    with pytest.raises(BoardError):
+        pull(connect(board), 2_000_000)
+    assert not local.exists()
+    assert pull(connect(board), size + 1)[0] >= 2_000_000
+    assert local.read_bytes() == source.read_bytes()
+    assert sorted(path.name for path in tmp_path.glob("local*")) == ["local"]
+
+
+def test_a_pull_of_other_content_than_announced_leaves_nothing(
+    servers, connect: Connect, tmp_path: Path
+) -> None:
+    session = connect(servers.sshd().board)
+    source, local = tmp_path / "source", tmp_path / "local"
+    source.write_bytes(b"x" * 1000)
+    with pytest.raises(BoardError, match="arrived with SHA-256") as caught:
+        session.pull_file(str(source), local, deadline=soon(), sha256="0" * 64)
+    assert caught.value.kind == "transfer"
+    assert list(tmp_path.glob("local*")) == []
 
 
 @pytest.mark.parametrize("sftp", ["internal-sftp", None])
