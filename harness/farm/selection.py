@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from harness.errors import HarnessError
 from harness.inventory import load_farm
+from harness.inventory.scalars import is_secret_name
 
 if TYPE_CHECKING:
     from harness.inventory import Board
@@ -22,7 +23,9 @@ def choose_boards(
 ) -> list[Board]:
     """The boards of the file `farm` that were asked for. `environment`: `BOARD:KEY=VALUE` each.
 
-    Raises HarnessError for an unknown board or tag, and for what is no assignment.
+    Raises HarnessError for an unknown board or tag, for what is no assignment, and for a variable
+    whose name says that it is a secret (the same rule as in devices.yaml). No message repeats a
+    value.
     """
     boards = load_farm(farm).select(names, tags)
     added: dict[str, dict[str, str]] = {}
@@ -30,7 +33,7 @@ def choose_boards(
         name, key, value = _assignment(text)
         if name not in (board.name for board in boards):
             raise HarnessError(
-                f"--board-env {text!r} is for {name!r}, which takes no part",
+                f"--board-env {name}:{key} is for {name!r}, which takes no part",
                 expected="one of " + ", ".join(board.name for board in boards),
             )
         added.setdefault(name, {})[key] = value
@@ -46,7 +49,15 @@ def _assignment(text: str) -> tuple[str, str, str]:
     name, colon, rest = text.partition(":")
     key, equals, value = rest.partition("=")
     if not (name and colon and equals) or not key.isidentifier() or not key.isascii():
-        raise HarnessError(f"--board-env {text!r}", expected="BOARD:KEY=VALUE")
+        # A value may be a secret that was meant for elsewhere: it is not repeated.
+        shown = text.partition("=")[0] + ("=…" if "=" in text else "")
+        raise HarnessError(f"--board-env {shown!r}", expected="BOARD:KEY=VALUE")
+    if is_secret_name(key):
+        raise HarnessError(
+            f"--board-env {name}:{key}: the name says that its value is a secret",
+            expected="no secrets: the command is stored with its results",
+            remedy="keep it in a file on the board, and give the engine that file's path",
+        )
     return name, key, value
 
 
