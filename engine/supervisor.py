@@ -262,6 +262,10 @@ class Supervisor:
         data = {"attempt": self._attempt, "planned": planned is not None, **engine.exit_data()}
         if planned is not None:
             data["reason"] = planned
+        elif self._stop is not None:
+            # Not the engine's own end: whoever judges it must not look for somebody else.
+            data["ended_by"] = "supervisor"
+            data["reason"] = ": ".join(self._stop)
         kills = processes.oom_kills()
         if kills is not None and self._oom_kills is not None:
             data["oom_kills"] = kills - self._oom_kills  # of the whole board, since the run began

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from engine.measure.context import JobContext
+from engine.measure.context import JobContext, JobError
 from engine.measure.golden import golden
 
 if TYPE_CHECKING:
@@ -35,20 +35,23 @@ def run(context: JobContext) -> None:
     size = largest
     if context.spec.parameters.get("may_shrink"):
         left_s = 60.0 * float(context.parameter("minutes")) - context.elapsed_s
-        size = fitting_context(largest, told["tokens_per_s"], left_s)
+        longest = max(len(first) for first, _ in read_dialogues(context))
+        least = longest + int(context.parameter("max_new"))  # a first turn and its answer
+        size = fitting_context(largest, told["tokens_per_s"], left_s, least)
         decoder = context.decoder(context=size)
     context.data("context", {"largest": largest, "used": size})
     Stress(decoder, context).run()
     golden(decoder, context, "after")
 
 
-def fitting_context(largest: int, tokens_per_s: float, seconds: float) -> int:
+def fitting_context(largest: int, tokens_per_s: float, seconds: float, least: int = 0) -> int:
     """A context that dialogues fill FILLS times in `seconds`, so that its limit is really met.
 
+    At least SMALLEST and `least` positions, where `largest` allows it.
     About GENERATED of a dialogue's positions are generated; the rest is prefilled, much faster.
     """
     positions = tokens_per_s * seconds / FILLS / GENERATED
-    return min(largest, max(SMALLEST, int(positions) // 32 * 32))
+    return min(largest, max(SMALLEST, least, int(positions) // 32 * 32))
 
 
 class Stress:
@@ -88,6 +91,12 @@ class Stress:
             if pending and pending[0] == prompt[0] and pending[0] in self.stop_ids:
                 pending = []  # the turn's own ids begin with the end mark
             told = self.turn(conversation, turn, [*pending, *prompt])
+            if told["finish"] == "refused" and turn == 0:  # every dialogue would end so, at once
+                raise JobError(
+                    f"the first turn of dialogue {conversation % len(self.dialogues)} has "
+                    f"{len(prompt)} tokens, the context {self.decoder.context}; "
+                    "expected a context that holds a first turn and its answer"
+                )
             full = self.decoder.position >= self.decoder.context
             if told["finish"] == "refused" or full:
                 break

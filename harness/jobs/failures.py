@@ -89,8 +89,11 @@ def first_error(log: RunLog) -> Mapping[str, Any] | None:
 
 
 def unplanned_exit(log: RunLog) -> Mapping[str, Any] | None:
-    """The first engine exit that nobody planned and that was not a clean end."""
+    """The first engine exit that nobody planned and that was not a clean end. One that the
+    supervisor brought about is explained by the reason of the run's end."""
     for data in of_kind(log, "engine-exit"):
+        if data.get("ended_by") == "supervisor":
+            continue
         if not data.get("planned") and (data.get("signal") or data.get("code")):
             return data
     return None

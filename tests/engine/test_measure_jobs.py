@@ -376,6 +376,36 @@ def test_context_shrinks_until_dialogues_can_fill_it() -> None:
     assert stress.fitting_context(2048, tokens_per_s=2, seconds=45) == stress.SMALLEST
     assert stress.fitting_context(2048, tokens_per_s=10, seconds=1500) == 2048
     assert stress.fitting_context(96, tokens_per_s=2, seconds=45) == 96
+    assert stress.fitting_context(2048, tokens_per_s=2, seconds=45, least=300) == 300
+    assert stress.fitting_context(96, tokens_per_s=2, seconds=45, least=300) == 96
+
+
+def test_stress_whose_first_turn_is_longer_than_the_context_ends_with_the_reason(
+    start: Start,
+) -> None:
+    context, events = start(
+        {"minutes": 60, "context": 40, "max_new": 8, "idle_s": 0.0, "golden": GOLDEN},
+        {"dialogue.0.first": np.arange(41) % 200},
+    )
+    with pytest.raises(JobError, match="first turn of dialogue 0 has 41 tokens, the context 40"):
+        stress.run(context)
+    assert [turn["finish"] for turn in found(events, "turn")] == ["refused"]
+
+
+def test_a_context_that_shrinks_still_holds_the_longest_first_turn(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stress, "SMALLEST", 32)
+    context, events = start(
+        {
+            "minutes": 0.01, "context": 256, "may_shrink": True, "max_new": 8, "idle_s": 0.0,
+            "golden": GOLDEN,
+        },
+        {"dialogue.0.first": np.arange(100) % 200},
+    )  # fmt: skip
+    context.run_started_ns -= 590_000_000  # ten milliseconds are left
+    stress.run(context)
+    assert found(events, "context")[0]["used"] == 108
 
 
 def test_numbers_that_json_cannot_hold_become_null() -> None:

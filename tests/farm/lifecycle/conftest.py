@@ -31,10 +31,11 @@ from harness.jobs.lifecycle import RemoteRun, RunLog
 STANDIN = Path(__file__).with_name("standin.py")
 # A supervisor whose engine is the stand-in. Run by path: no module of ours is imported twice.
 LAUNCHER = """
-import sys
+import os, sys
 from pathlib import Path
 from engine import supervisor
 supervisor.GRACE_S = 0.5
+supervisor.EVENTS_LIMIT = int(os.environ.get("TEST_EVENTS_LIMIT", supervisor.EVENTS_LIMIT))
 def command(spec, spool, fd, attempt):
     return [sys.executable, {standin!r}, str(spec), "--spool", str(spool),
             "--events-fd", str(fd), "--attempt", str(attempt)]

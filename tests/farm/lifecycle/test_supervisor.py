@@ -122,6 +122,22 @@ def test_the_deadline_ends_an_engine_that_ignores_requests(supervise: Supervise)
     assert run.process.returncode == 1
 
 
+def test_an_engine_that_says_too_much_is_ended_and_its_exit_says_by_whom(
+    supervise: Supervise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_EVENTS_LIMIT", "20000")
+    run = supervise(
+        [{"do": "data", "name": "a", "count": 30, "pad": "x" * 1000}, {"do": "sleep", "s": 60}]
+    )
+    end = run.wait()
+    assert end["status"] == "failed"
+    assert "of events" in end["reason"]
+    exit_ = run.of_kind("engine-exit")[0].data
+    assert exit_["signal"] == "SIGTERM"
+    assert (exit_["planned"], exit_["ended_by"]) == (False, "supervisor")
+    assert end["reason"] in exit_["reason"]
+
+
 def test_cancelling_leaves_no_process_not_even_one_that_left_the_group(
     supervise: Supervise,
 ) -> None:

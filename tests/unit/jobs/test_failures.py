@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,16 @@ def test_segfault_is_named_with_what_the_engine_said_last(
     assert "SIGSEGV" in verdict.headline
     assert "Segmentation fault" in verdict.checks[0].sentence
     assert verdict.culprit is None
+
+
+def test_an_engine_that_the_supervisor_ended_is_told_with_the_supervisors_reason(
+    build: LogBuilder, stage_context: Contexts
+) -> None:
+    log = build.started().ended("failed", code=None, signal="SIGTERM", ended_by="supervisor")
+    log = dataclasses.replace(log, reason="the engine said more than 256 MB of events")
+    with pytest.raises(BoardError, match="more than 256 MB of events") as caught:
+        judge_failure(stage_context(), log, "curve")
+    assert "something else" not in str(caught.value)
 
 
 def test_sigkill_without_evidence_is_never_called_out_of_memory(
