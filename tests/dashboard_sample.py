@@ -246,13 +246,14 @@ def curve_verdict(
         return base * (1.09 if jump and length >= 1024 else 1.0)
 
     points = []
-    started = 0.0
+    started, slowed_at = 0.0, None
     for sweep in range(3):
         order = list(lengths)
         chance.shuffle(order)
         for place, length in enumerate(order):
             started += chance.uniform(0.55, 0.95)
             slow = 1.24 if throttled and sweep == 2 else 1.0
+            slowed_at = started if slow > 1 and slowed_at is None else slowed_at
             points.append(
                 CurvePoint(
                     sweep=sweep,
@@ -265,6 +266,8 @@ def curve_verdict(
                 )
             )
     jumps = (CurveJump(length=1024, ratio=1.09, cause="engine"),) if jump else ()
+    if slowed_at is not None:
+        jumps += (CurveJump(length=512, ratio=1.24, cause="throttling", started_s=slowed_at),)
     fit = CurveFit(
         model="step" if jump else "affine",
         delta_bic=61.4 if jump else 0.0,
@@ -348,6 +351,7 @@ def stress_verdict(
         samples.append(
             StressSample(
                 t_s=t,
+                own_mb=58 + 6 * (1 - math.exp(-t / 200)) + chance.gauss(0, 0.05),
                 rss_mb=284 + 6 * (1 - math.exp(-t / 200)) + chance.gauss(0, 0.15),
                 cpu_percent=0.0 if pause else 196 + chance.gauss(0, 2),
                 temperature_c=None

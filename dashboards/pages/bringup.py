@@ -233,10 +233,7 @@ def thermal(case: Case) -> Chart | None:
     """Temperature and clock over the longest run that recorded them."""
     run = case.runs.get("stress")
     samples = run.details["samples"] if run is not None else None
-    if samples:
-        return stress.thermal_strip(samples)
-    points = _detail(case, "curve", "points")
-    return stress.thermal_strip_of_curve(points) if points else None
+    return stress.thermal_of(case, samples or (), _detail(case, "curve", "points") or ())
 
 
 def _clocks(case: Case) -> str:

@@ -108,9 +108,10 @@ def fitted_at(fit: CurveFit, length: float) -> float | None:
 
 
 def _fit_lines(fit: CurveFit, x: Scale, y: Scale) -> tuple[Line, ...]:
-    """The fitted curve, cut where it jumps so that a step is not drawn as a slope."""
+    """The fitted curve, cut where it jumps so that a step is not drawn as a slope. Throttling is
+    divided out of it."""
     nodes = sorted(fit.fitted)
-    cuts = {jump.length for jump in fit.jumps}
+    cuts = {jump.length for jump in fit.jumps if jump.cause != "throttling"}
     pieces: list[list[tuple[float, float]]] = [[]]
     for length, value in nodes:
         if length in cuts and pieces[-1]:
@@ -120,14 +121,30 @@ def _fit_lines(fit: CurveFit, x: Scale, y: Scale) -> tuple[Line, ...]:
 
 
 def _jump_marks(jumps: Sequence[CurveJump], x: Scale) -> tuple[Mark, ...]:
+    """At lengths; what happened at a time is no matter of length, see `_slowdown_marks`."""
     return tuple(
         Mark(
             x(jump.length),
             f"jump {jump.cause}",
-            str(index + 1),
+            str(number),
             f"{jump.length} positions: × {plain.number(jump.ratio)}, {jump.cause}",
         )
-        for index, jump in enumerate(jumps)
+        for number, jump in enumerate(jumps, 1)
+        if jump.cause != "throttling"
+    )
+
+
+def _slowdown_marks(jumps: Sequence[CurveJump], x: Scale) -> tuple[Mark, ...]:
+    """At times, with the numbers that the jumps have in the page's list."""
+    return tuple(
+        Mark(
+            x(jump.started_s),
+            "jump throttling",
+            str(number),
+            f"{plain.seconds(jump.started_s)}: × {plain.number(jump.ratio)}, throttling",
+        )
+        for number, jump in enumerate(jumps, 1)
+        if jump.cause == "throttling" and jump.started_s is not None
     )
 
 
@@ -293,7 +310,7 @@ def wall_chart(points: Sequence[CurvePoint], fit: CurveFit | None) -> Chart | No
         time_ticks(x, 8),
         "since the run began",
         panels[-1].bottom + 50,
-        marks=marks,
+        marks=marks + _slowdown_marks(fit.jumps, x),
         table=Table(
             "Points in the order of measurement",
             ("s", "sweep", "length", "TPOT over the fit", "clock MHz", "°C"),

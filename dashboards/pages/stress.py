@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 from dashboards import plain
@@ -22,13 +23,13 @@ from dashboards.data import Case, Run
 from dashboards.pages.base import Page, Places, missing_note
 from dashboards.scales import Scale, time_ticks
 from harness.jobs.details import CurvePoint, StressSample, StressTurn
+from harness.statistics.throttle import BUSY_PERCENT, THROTTLED, throttled_spans
 
 TABLE_ROWS = 600
 EVENTS = ("cancelled", "killed")
 EVENTS_SHOWN = 12
-# A clock below this share of the run's usual top counts as throttled when it lasts.
-THROTTLE_SHARE = 0.9
-THROTTLE_SAMPLES = 3
+
+Span = tuple[float, float]  # from, to, in seconds since the run began
 
 LEAK_WORDS = {
     "none": "no leak found",
@@ -41,6 +42,7 @@ def page(case: Case, run: Run, places: Places) -> Page:
     details = run.details
     samples: Sequence[StressSample] = details["samples"] or ()
     turns: Sequence[StressTurn] = details["turns"] or ()
+    bands = throttle_bands(case, samples)
     return Page(
         places.case(case, "stress"),
         "stress.html.jinja",
@@ -52,14 +54,14 @@ def page(case: Case, run: Run, places: Places) -> Page:
             "run_link": places.run(run),
             "note": missing_note(run),
             "details": details,
-            "chart_of": stress_chart(samples, turns) if samples else None,
+            "chart_of": stress_chart(samples, turns, bands) if samples else None,
             "figures": figures(run),
             "leak": leak_words(run),
             "golden": golden_words(run),
             "bands": tuple(
                 f"{plain.seconds(start)} to {plain.seconds(end)}"
-                for start, end in throttle_bands(samples)
-            )[:EVENTS_SHOWN],
+                for start, end in bands[:EVENTS_SHOWN]
+            ),
             "events": tuple(
                 f"{turn.finish} at {plain.seconds(turn.started_s)}, conversation "
                 f"{turn.conversation + 1}, turn {turn.turn + 1}"
@@ -103,35 +105,25 @@ def leak_words(run: Run) -> str:
 
 def golden_words(run: Run) -> str:
     before, after = run.details["golden_before"], run.details["golden_after"]
-    if before is None or after is None:
+    if not before or not after:
         return ""
     if before == after:
         return "The same prompt gives the same tokens before and after the run."
     return "The same prompt gives other tokens after the run than before it."
 
 
-def throttle_bands(samples: Sequence[StressSample]) -> list[tuple[float, float]]:
-    """Stretches [from, to] in seconds in which the clock lay below 90 % of its usual top.
+def throttle_bands(case: Case, samples: Sequence[StressSample]) -> list[Span]:
+    """When the clock was down, by the rule of the verdict.
 
-    The usual top is the 95th percentile, so that one boost sample does not colour the whole run.
-    Empty where the board gives no clocks.
+    Empty where the board gives no clocks, and on a virtual board, whose clocks are its host's.
     """
-    known = sorted(sample.clock_mhz for sample in samples if sample.clock_mhz is not None)
-    if not known:
+    if case.board.virtual:
         return []
-    edge = THROTTLE_SHARE * known[int(0.95 * (len(known) - 1))]
-    bands: list[tuple[float, float]] = []
-    low: list[float] = []
-    for sample in samples:
-        if sample.clock_mhz is not None and sample.clock_mhz < edge:
-            low.append(sample.t_s)
-            continue
-        if len(low) >= THROTTLE_SAMPLES:
-            bands.append((low[0], sample.t_s))
-        low = []
-    if len(low) >= THROTTLE_SAMPLES:
-        bands.append((low[0], low[-1]))
-    return bands
+    return throttled_spans(
+        [sample.t_s for sample in samples],
+        [math.nan if sample.clock_mhz is None else sample.clock_mhz for sample in samples],
+        [sample.cpu_percent is None or sample.cpu_percent >= BUSY_PERCENT for sample in samples],
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,11 +138,15 @@ class Track:
     zero: bool = False
 
 
-TRACKS = (
-    Track("Tokens per second", "s1", "tok/s", 96, lambda s: s.tokens_per_s, zero=True),
-    Track("Memory (RSS), MiB", "s4", "MiB", 80, lambda s: s.rss_mb),
+HEAT = (
     Track("Temperature, °C", "s2", "°C", 64, lambda s: s.temperature_c),
     Track("Clock, MHz", "s3", "MHz", 64, lambda s: s.clock_mhz),
+)
+TRACKS = (
+    Track("Tokens per second", "s1", "tok/s", 96, lambda s: s.tokens_per_s, zero=True),
+    Track("Own memory, MiB", "s4", "MiB", 80, lambda s: s.own_mb),
+    Track("Mapped too (RSS), MiB", "s4", "MiB", 64, lambda s: s.rss_mb),
+    *HEAT,
     Track("CPU, %", "s6", "% CPU", 56, lambda s: s.cpu_percent, zero=True),
 )
 
@@ -178,7 +174,7 @@ def _known(samples: Sequence[StressSample], tracks: Sequence[Track]) -> list[Tra
     return [t for t in tracks if any(t.value(sample) is not None for sample in samples)]
 
 
-def _bands(samples: Sequence[StressSample], x: Scale, bottom: float) -> tuple[Bar, ...]:
+def _bars(bands: Sequence[Span], x: Scale, bottom: float) -> tuple[Bar, ...]:
     return tuple(
         Bar(
             x(start),
@@ -188,7 +184,7 @@ def _bands(samples: Sequence[StressSample], x: Scale, bottom: float) -> tuple[Ba
             "throttle",
             f"throttled from {plain.seconds(start)} to {plain.seconds(end)}",
         )
-        for start, end in throttle_bands(samples)
+        for start, end in bands
     )
 
 
@@ -205,7 +201,9 @@ def _says(samples: Sequence[StressSample], tracks: Sequence[Track]) -> Callable[
     return says
 
 
-def stress_chart(samples: Sequence[StressSample], turns: Sequence[StressTurn]) -> Chart | None:
+def stress_chart(
+    samples: Sequence[StressSample], turns: Sequence[StressTurn], bands: Sequence[Span] = ()
+) -> Chart | None:
     """All tracks that were measured, over one time axis, with ITL and events of the dialogue."""
     tracks = _known(samples, TRACKS)
     if not tracks:
@@ -235,9 +233,9 @@ def stress_chart(samples: Sequence[StressSample], turns: Sequence[StressTurn]) -
         legend.append(("mark cancelled", "■ cancelled generation"))
     if any(mark.style == "killed" for mark in marks):
         legend.append(("mark killed", "✕ engine killed and restarted"))
-    bands = _bands(samples, x, bottom)
     if bands:
-        legend.append(("band throttle", "throttled: clock below 90 % of its usual top"))
+        words = f"throttled: clock below {100 * THROTTLED:g} % of its usual top"
+        legend.append(("band throttle", words))
     return Chart(
         "stress",
         f"{', '.join(track.title.lower() for track in tracks)} over {plain.seconds(end)}",
@@ -246,7 +244,7 @@ def stress_chart(samples: Sequence[StressSample], turns: Sequence[StressTurn]) -
         "since the run began",
         bottom + 50,
         marks=tuple(marks),
-        bands=bands,
+        bands=_bars(bands, x, bottom),
         legend=tuple(legend),
         hover=hover_data(x, [sample.t_s for sample in samples], _says(samples, tracks)),
         table=samples_table(samples).thinned(TABLE_ROWS),
@@ -256,9 +254,9 @@ def stress_chart(samples: Sequence[StressSample], turns: Sequence[StressTurn]) -
 def samples_table(samples: Sequence[StressSample]) -> Table:
     return Table(
         "Samples",
-        ("s", "tok/s", "RSS MiB", "°C", "MHz", "CPU %"),
+        ("s", "tok/s", "own MiB", "RSS MiB", "°C", "MHz", "CPU %"),
         tuple(
-            (s.t_s, s.tokens_per_s, s.rss_mb, s.temperature_c, s.clock_mhz, s.cpu_percent)
+            (s.t_s, s.tokens_per_s, s.own_mb, s.rss_mb, s.temperature_c, s.clock_mhz, s.cpu_percent)
             for s in samples
         ),
     )
@@ -289,9 +287,9 @@ def _turn_panel(turns: Sequence[StressTurn], x: Scale, top: float) -> Panel:
     return dataclasses.replace(body, lines=(), dots=dots)
 
 
-def thermal_strip(samples: Sequence[StressSample]) -> Chart | None:
+def thermal_strip(samples: Sequence[StressSample], bands: Sequence[Span] = ()) -> Chart | None:
     """Only temperature and clock, for the Bring-up page; None where the board gives neither."""
-    tracks = _known(samples, TRACKS[2:4])
+    tracks = _known(samples, HEAT)
     if not tracks:
         return None
     x = x_scale(0.0, max(sample.t_s for sample in samples))
@@ -301,7 +299,6 @@ def thermal_strip(samples: Sequence[StressSample]) -> Chart | None:
         ("s", "°C", "MHz"),
         tuple((s.t_s, s.temperature_c, s.clock_mhz) for s in samples),
     ).thinned(120)
-    bands = _bands(samples, x, panels[-1].bottom)
     return Chart(
         "thermal",
         "Temperature and clock over the stress run",
@@ -309,29 +306,30 @@ def thermal_strip(samples: Sequence[StressSample]) -> Chart | None:
         time_ticks(x, 6),
         "since the stress run began",
         panels[-1].bottom + 50,
-        bands=bands,
+        bands=_bars(bands, x, panels[-1].bottom),
         legend=(("band throttle", "throttled"),) if bands else (),
         hover=hover_data(x, [sample.t_s for sample in samples], _says(samples, tracks)),
         table=table,
     )
 
 
-def thermal_strip_of_curve(points: Sequence[CurvePoint]) -> Chart | None:
-    """The same from the curve's points, where there was no stress run."""
-    ordered = sorted(points, key=lambda point: point.started_s)
-    return thermal_strip(
-        [
+def thermal_of(
+    case: Case, samples: Sequence[StressSample], points: Sequence[CurvePoint]
+) -> Chart | None:
+    """The strip with its bands, from a stress run's samples, or else from a curve's points."""
+    if not samples:
+        samples = [
             StressSample(
                 t_s=point.started_s,
                 rss_mb=None,
-                cpu_percent=None,
+                cpu_percent=None,  # a point is only taken while the engine works
                 temperature_c=point.temperature_c,
                 clock_mhz=point.clock_mhz,
                 tokens_per_s=None,
             )
-            for point in ordered
+            for point in sorted(points, key=lambda point: point.started_s)
         ]
-    )
+    return thermal_strip(samples, throttle_bands(case, samples)) if samples else None
 
 
 def turns_table(turns: Sequence[StressTurn]) -> Table:

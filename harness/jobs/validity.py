@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.statistics.throttle import THROTTLED
+from harness.statistics.throttle import BUSY_PERCENT, THROTTLED
 from harness.statistics.validity import INVALID, MIN_SAMPLES, clock_gate
 from harness.verdicts import Check, Outcome
 
 if TYPE_CHECKING:
     from harness.jobs.base import StageContext
     from harness.jobs.runlog import RunLog
-
-BUSY_PERCENT = 50.0  # of one core
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
-from dashboards.data import Results
+from dashboards.data import Details, Results
 from dashboards.pages import alignment, bringup, curve, farm, stress
 from dashboards.pages.base import Places, clock_note, key_figure
 from dashboards.reading import load
@@ -225,6 +226,19 @@ def test_a_long_list_of_features_is_cut_to_what_kernels_are_chosen_by(
 # Curve
 
 
+def test_slowing_down_is_marked_in_time_and_not_at_a_length(sample: Any) -> None:
+    details = CurveDetails.model_validate(sample.curve_verdict(5, throttled=True).details)
+    by_length = curve.curve_chart(details.points, details.fit)
+    in_time = curve.wall_chart(details.points, details.fit)
+    assert [mark for mark in by_length.marks if "jump" in mark.style] == []
+    assert len([piece for piece in by_length.panels[0].lines if piece.style == "fit"]) == 1
+    assert in_time is not None
+    (mark,) = [mark for mark in in_time.marks if "jump" in mark.style]
+    third = [mark for mark in in_time.marks if mark.style == "sweep"][2]
+    assert mark.label == "1"
+    assert mark.x == pytest.approx(third.x, abs=1)  # the sample slows down with its third sweep
+
+
 def test_the_fitted_line_is_cut_where_it_jumps(sample: Any) -> None:
     details = CurveDetails.model_validate(sample.curve_verdict(2, jump=True).details)
     chart = curve.curve_chart(details.points, details.fit)
@@ -345,20 +359,34 @@ def test_very_long_texts_are_compared_up_to_a_bound_and_shown_whole() -> None:
 # Stress
 
 
-def test_a_lasting_drop_of_the_clock_is_a_throttle_band(sample: Any) -> None:
+def test_bands_of_low_clocks_follow_the_rule_of_the_verdict(results: Results, sample: Any) -> None:
+    case = case_of(results, "pi5-03")
     details = StressDetails.model_validate(sample.stress_verdict(2, throttle=True).details)
-    ((start, end),) = stress.throttle_bands(details.samples)
+    ((start, end),) = stress.throttle_bands(case, details.samples)
     assert start == pytest.approx(0.55 * 1800, abs=5)
     assert end == pytest.approx(0.72 * 1800, abs=5)
     steady = StressDetails.model_validate(sample.stress_verdict(2).details)
-    assert stress.throttle_bands(steady.samples) == []
+    assert stress.throttle_bands(case, steady.samples) == []
+    little = [s.model_copy(update={"clock_mhz": 0.93 * 2304}) for s in details.samples[-60:]]
+    assert len(stress.throttle_bands(case, [*steady.samples[:-60], *little])) == 1
 
 
-def test_one_slow_sample_is_no_throttling(sample: Any) -> None:
-    details = StressDetails.model_validate(sample.stress_verdict(2).details)
-    samples = list(details.samples)
-    samples[50] = samples[50].model_copy(update={"clock_mhz": 600.0})
-    assert stress.throttle_bands(samples) == []
+def test_a_virtual_board_has_no_bands_for_the_clocks_of_its_host(
+    results: Results, sample: Any
+) -> None:
+    case = case_of(results, "pi5-03")
+    virtual = dataclasses.replace(case, board=dataclasses.replace(case.board, virtual=True))
+    details = StressDetails.model_validate(sample.stress_verdict(2, throttle=True).details)
+    assert stress.throttle_bands(virtual, details.samples) == []
+    strips = [stress.thermal_of(one, details.samples, ()) for one in (case, virtual)]
+    assert [len(strip.bands) for strip in strips if strip] == [1, 0]
+
+
+def test_golden_hash_that_is_missing_proves_nothing(results: Results) -> None:
+    run = case_of(results, "pi5-03").runs["stress"]
+    for before, after in (("5d1e", ""), ("", "")):
+        raw = {"golden_before": before, "golden_after": after}
+        assert stress.golden_words(dataclasses.replace(run, details=Details("stress", raw))) == ""
 
 
 def test_a_board_without_clocks_has_no_panel_and_no_band_for_them(sample: Any) -> None:
