@@ -62,10 +62,5 @@ def judge_drift(t_s: npt.ArrayLike, tokens_per_s: npt.ArrayLike) -> Drift:
     return Drift(ratio, early_speed, late_speed, ratio < MIN_RATIO, reason)
 
 
-def sustained_ratio(t_s: npt.ArrayLike, tokens_per_s: npt.ArrayLike) -> float | None:
-    """Speed late over speed early, see `judge_drift`; None where there is too little to tell."""
-    return judge_drift(t_s, tokens_per_s).ratio
-
-
 def _too_little(reason: str) -> Drift:
     return Drift(None, None, None, None, reason)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Collection
 
 import numpy as np
 import numpy.typing as npt
 
 MIN_SAMPLES = 30
 MAX_SPREAD = 0.05
-MAX_ARMS_OFFSET = 0.01
 
 VALID, UNKNOWN, INVALID = "valid", "unknown", "invalid"
 
@@ -32,30 +29,13 @@ class Validity:
         return self.reason if self.state == INVALID else self.state
 
 
-def clock_gate(
-    clocks_mhz: npt.ArrayLike,
-    *,
-    boot_ids: Collection[str] = (),
-    start_temperature_c: float | None = None,
-    temperature_window_c: tuple[float, float] | None = None,
-) -> Validity:
+def clock_gate(clocks_mhz: npt.ArrayLike) -> Validity:
     """Judges the clock samples of a run's busy seconds, clocks_mhz (N,); NaN means not exposed.
 
-    Valid: at least 30 samples, whose 5th and 95th percentile lie within 5 % of the median, all on
-    one boot, and started in the temperature window where one is asked for. A percentile rather
-    than the extremes: a governor's single odd reading is no throttling. Without any sample the
-    clocks are "unknown": a verdict may be given, and carries that word.
+    Valid: at least 30 samples, whose 5th and 95th percentile lie within 5 % of the median. A
+    percentile rather than the extremes: a governor's single odd reading is no throttling. Without
+    any sample the clocks are "unknown": a verdict may be given, and carries that word.
     """
-    if len(set(boot_ids)) > 1:
-        return Validity(INVALID, "the board was reset within the run")
-    if temperature_window_c is not None and start_temperature_c is not None:
-        low, high = temperature_window_c
-        if not low <= start_temperature_c <= high:
-            return Validity(
-                INVALID,
-                f"the run began at {start_temperature_c:.0f} °C, "
-                f"outside {low:.0f} to {high:.0f} °C",
-            )
     clocks = np.asarray(clocks_mhz, np.float64).ravel()
     clocks = clocks[np.isfinite(clocks) & (clocks > 0)]
     n = len(clocks)
@@ -80,21 +60,3 @@ def clock_gate(
     return Validity(
         VALID, f"the clock held {median:.0f} MHz within {spread:.1%}", n, spread, median
     )
-
-
-def arms_gate(first: Validity, second: Validity) -> Validity:
-    """Whether two runs may be compared: both fit to be judged, and their clocks within 1 %."""
-    for arm in (first, second):
-        if arm.state == INVALID:
-            return arm
-    if first.median_mhz is None or second.median_mhz is None:
-        return Validity(UNKNOWN, "the board exposes no clocks")
-    offset = math.exp(abs(math.log(second.median_mhz / first.median_mhz))) - 1
-    if offset > MAX_ARMS_OFFSET:
-        return Validity(
-            INVALID,
-            f"the clocks of the two runs differ by {offset:.1%} "
-            f"({first.median_mhz:.0f} and {second.median_mhz:.0f} MHz), "
-            f"at most {MAX_ARMS_OFFSET:.0%} may be compared",
-        )
-    return Validity(VALID, f"the clocks of both runs agree within {offset:.2%}")

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from scipy.signal import lfilter
 
-from harness.statistics.drift import judge_drift, sustained_ratio
+from harness.statistics.drift import judge_drift
 from harness.statistics.leaks import judge_leak, mann_kendall_p
 
 Array = npt.NDArray[np.float64]
@@ -132,7 +132,7 @@ def test_steady_speed_with_idle_gaps_is_no_drift() -> None:
 def test_a_tenth_less_speed_at_the_end_is_drift() -> None:
     rng = np.random.default_rng(6)
     assert all(judge_drift(*speeds(rng, 0.9)).drifts for _ in range(100))
-    assert sustained_ratio(*speeds(rng, 0.9)) == pytest.approx(0.9, abs=0.02)
+    assert judge_drift(*speeds(rng, 0.9)).ratio == pytest.approx(0.9, abs=0.02)
 
 
 @pytest.mark.parametrize("minutes", [0, 1, 9])
