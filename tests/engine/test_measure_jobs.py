@@ -278,6 +278,33 @@ def test_curve_tells_the_logits_of_single_steps_at_depth(
     assert found(events, "golden")[1]["hash"] == found(events, "golden")[0]["hash"]
 
 
+def test_rotation_that_ends_too_early_shows_only_in_the_logits_behind_it(
+    start: Start, synthetic_package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.units.packed import Packed
+
+    original = Packed._rope
+
+    def short(self: Any, op: Any, state: Any) -> None:
+        kept = state[op.reads[2]]
+        state[op.reads[2]] = np.minimum(kept, 120)
+        original(self, op, state)
+        state[op.reads[2]] = kept
+
+    monkeypatch.setattr(Packed, "_rope", short)
+    context, events = run_curve(start)
+    told, tokens = arrays(context, "depth"), context.inputs["tokens"]
+    with Package.open(synthetic_package) as package:
+        every = Decoder(package, unit="reference", context=200).advance(tokens, all_logits=True)
+    off = [
+        float(np.abs(told["values"][row] - every[position - 1][told["ids"][row]]).max())
+        for row, position in enumerate(told["positions"])
+    ]
+    assert max(off[:3]) < 1e-4  # 25, 50 and 100 positions
+    assert off[3] > 1e-2  # 200
+    assert len({item["hash"] for item in found(events, "golden")}) == 1  # the canary is too short
+
+
 def test_bandwidth_reads_every_weight_of_a_step_where_it_is_mapped(
     synthetic_package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

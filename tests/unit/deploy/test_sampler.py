@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from engine.measure.sampler import (
     Sample,
@@ -64,6 +65,29 @@ def test_a_busy_process_shows_its_load() -> None:
     found = sampler.sample().cpu_percent
     assert found is not None
     assert found > 1
+
+
+def test_anonymous_memory_counts_the_heap_and_not_mapped_files(tmp_path: Path) -> None:
+    size = 32 << 20
+    file = tmp_path / "weights"
+    file.write_bytes(b"1" * size)
+    before = sample(os.getpid())
+    with (
+        file.open("rb") as opened,
+        mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+    ):
+        assert sum(mapped[:: mmap.PAGESIZE]) > 0  # every page is resident now
+        with_map = sample(os.getpid())
+        heap = bytearray(b"1") * size
+        with_heap = sample(os.getpid())
+    assert len(heap) == size
+    if before.anonymous_mb is None:
+        pytest.skip("needs smaps_rollup, Linux 4.14")
+    assert before.rss_mb is not None and with_map.rss_mb is not None
+    assert with_map.rss_mb - before.rss_mb > 24
+    assert with_map.anonymous_mb is not None and with_heap.anonymous_mb is not None
+    assert with_map.anonymous_mb - before.anonymous_mb < 8
+    assert with_heap.anonymous_mb - with_map.anonymous_mb > 24
 
 
 def test_an_ended_process_leaves_the_boards_own_fields() -> None:
