@@ -290,7 +290,8 @@ def clean(request: dict[str, Any]) -> dict[str, Any]:
 def runs(request: dict[str, Any]) -> dict[str, Any]:
     """The runs in the work folders `roots` of which any process is alive.
 
-    Answers {"runs": [{"run_id", "spool", "pids": [pid], "age_s": since the oldest began, or None}]}.
+    Answers {"runs": [{"run_id", "spool", "pids": [pid], "age_s": since the oldest of them began, or
+    None}]}.
     """
     found: dict[str, dict[str, Any]] = {}
     for name in request["roots"]:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from harness.connect import BoardSession, open_session
 from harness.deadline import Deadline
 from harness.errors import BoardError, HarnessError
+from harness.farm.aboard import make_room
+from harness.farm.keys import power_mode, quant_hash, toolchain_name
 from harness.farm.placing import Placed, place
 from harness.farm.results import INTERRUPTED, StageResult
-from harness.farm.resume import orphans
+from harness.farm.resume import abandon, continued, orphans
 from harness.jobs import lifecycle
 from harness.jobs.base import Stage, stage_model
 from harness.verdicts import Check, Outcome, Verdict
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from harness.farm.campaign import Campaign
     from harness.inventory import Board
     from harness.jobs.lifecycle import RemoteRun
+    from harness.store import RunRow
 
 CONNECT_S = 90.0  # connection, banner, host key, authentication, with their own retries
 CLEAN_S = 60.0
@@ -40,7 +43,8 @@ class BoardRun:
         self.campaign, self.board = campaign, board
         self.orders, self.store = campaign.orders, campaign.store
         self.lease_lost = threading.Event()
-        self._uncleaned: list[tuple[RemoteRun, str]] = []  # runs that could not be removed, why
+        self.continued: RunRow | None = None  # what a killed harness began and we go on with
+        self._uncleaned: dict[str, tuple[RemoteRun, str]] = {}  # by run: what is left, and why
         self._session: BoardSession | None = None
         self._placed: Placed | None = None
 
@@ -52,9 +56,9 @@ class BoardRun:
             self.say("", "waiting for the board")
             with self.campaign.lease(self):
                 try:
-                    placed = self._prepare_patiently()
+                    self._prepare_patiently()
                     for stage in self.orders.stages:
-                        result = StageRun(self, stage, placed).result()
+                        result = StageRun(self, stage).result()
                         self.campaign.publish(result)
                         if not result.outcome.lets_next_stage_run:
                             break
@@ -145,6 +149,13 @@ class BoardRun:
         if session is not None:
             session.close()
 
+    @property
+    def placed(self) -> Placed:
+        """What was put on the board last; stages run after that."""
+        if self._placed is None:
+            raise RuntimeError(f"nothing was put on {self.board.name} yet")
+        return self._placed
+
     def model_for(self, stage: Stage) -> PreparedModel:
         return stage_model(stage, self.orders.model, self.orders.options)
 
@@ -160,13 +171,17 @@ class BoardRun:
             model_hash=model.sha256,
             model_name=model.name,
             scheme=model.scheme,
+            quant_hash=quant_hash(model),
             engine_hash=placed.engine_hash if placed else None,
+            toolchain=toolchain_name(self.board),
+            power_mode=power_mode(facts),
             boot_id=facts.boot_id if facts else None,
             facts=facts.model_dump(mode="json") if facts else None,
         )
 
     def clean_up(self, remote: RemoteRun) -> None:
-        """Ends a run and removes what it left. What resists is tried again before the release."""
+        """Ends a run and removes what it left. What resists is tried again before another attempt,
+        and before the release."""
         deadline = Deadline.after(CLEAN_S, f"cleaning {self.board.name}")
         try:
             session = self.session()
@@ -174,24 +189,41 @@ class BoardRun:
         except BoardError as error:
             left = [f"run {remote.run_id} in {remote.spool} ({error.found})"]
         if left:
-            self._uncleaned.append((remote, "; ".join(left)))
+            self._uncleaned[remote.run_id] = (remote, "; ".join(left))
+        else:
+            self._uncleaned.pop(remote.run_id, None)
+
+    def clean_again(self) -> None:
+        """Tries to remove what resisted before."""
+        for remote, _ in list(self._uncleaned.values()):
+            self.clean_up(remote)
+
+    def make_room(self, keep: RunRow | None = None) -> None:
+        """Before a measurement: nothing but run `keep` is alive on the board. Raises BoardError."""
+        make_room(
+            self.session(),
+            self.placed,
+            self.store,
+            self.clean_up,
+            campaign_id=self.orders.campaign_id,
+            keep=keep.id if keep is not None else None,
+        )
 
     def _leave(self) -> None:
         """Before the board is released: it is clean, or the user is told what is on it."""
-        again, self._uncleaned = self._uncleaned, []
-        for remote, _ in again:
-            self.clean_up(remote)
-        for _, left in self._uncleaned:
+        self.clean_again()
+        for _, left in self._uncleaned.values():
             self.campaign.leave_behind(f"{self.board.name}: {left}")
         self._close()
 
     # --- before the stages ----------------------------------------------------------------------
 
-    def _prepare_patiently(self) -> Placed:
+    def _prepare_patiently(self) -> None:
         """Tries again when the link broke; what was sent by then is not sent again."""
         for _ in range(ATTEMPTS - 1):
             try:
-                return self._prepare()
+                self._prepare()
+                return
             except BoardError as error:
                 stage = self._first_undecided()
                 if error.kind not in RETRIED or stage is None or self.stopping():
@@ -199,30 +231,44 @@ class BoardRun:
                 verdict = error_verdict(error)
                 self._record_trouble(stage, error.kind, verdict)
                 self.campaign.reporter.note(f"{self.board.name}: {verdict.headline}; trying again")
-        return self._prepare()
+        self._prepare()
 
-    def _prepare(self) -> Placed:
+    def _prepare(self) -> None:
+        self.place()
+        if self.orders.resumed:
+            self.continued = continued(
+                self.store,
+                self.orders.campaign_id,
+                self.board.name,
+                [stage.name for stage in self.orders.stages],
+                self.placed.engine_hash,
+            )
+        self._clear_orphans()
+
+    def place(self) -> None:
+        """Engine and models on the board as it is now: it may have been reset. Raises BoardError,
+        Interrupted."""
         models = [self.model_for(stage) for stage in self.orders.stages]
 
         def tell(text: str, share: float | None) -> None:
             self.check_stop()
             self.say("", text, share)
 
-        self._placed = place(self.session, self.board, models, self.store, tell)
-        self._clear_orphans(self._placed)
-        return self._placed
+        self._placed = place(
+            self.session, self.board, models, self.store, tell, check=self.check_stop
+        )
 
-    def _clear_orphans(self, placed: Placed) -> None:
+    def _clear_orphans(self) -> None:
         """Ends what a killed harness left running here and nobody will collect."""
-        keep = self.orders.campaign_id if self.orders.resumed else None
-        for row in orphans(self.store, self.board.name, keep=keep):
+        keep = self.continued.id if self.continued is not None else None
+        for row in orphans(self.store, self.board.name, self.orders.campaign_id, keep=keep):
             self.say("", f"clearing away an abandoned {row.stage} run")
-            self.clean_up(placed.run(row.id))
-            verdict = Verdict(
-                outcome=Outcome.INVALID,
-                headline="abandoned: its harness ended, and it was not resumed",
-            )
-            self.store.finish_run(row.id, verdict, error_kind=INTERRUPTED)
+            self.clean_up(self.placed.run_of(row))
+            mine = row.campaign_id == self.orders.campaign_id
+            if mine and row.engine_hash not in (None, self.placed.engine_hash):
+                abandon(self.store, row.id, "the engine was changed before it was resumed")
+            else:
+                abandon(self.store, row.id)
 
 
 def kind_of(error: HarnessError) -> str:

@@ -15,6 +15,7 @@ from harness.deadline import Deadline
 from harness.errors import HarnessError
 from harness.farm.progress import Reporter
 from harness.farm.results import INTERRUPTED, CampaignResult, StageResult
+from harness.farm.resume import mark_stopped
 from harness.verdicts import Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ class Campaign:
         return True
 
     def finish(self) -> CampaignResult:
-        """After `wait`: closes the campaign in the store, unless it can be resumed."""
+        """After `wait`: closes the campaign in the store, or records there that it was stopped."""
         results: dict[str, dict[str, StageResult]] = {}
         for board, stage in self._results:
             if self.peek(board, stage) is None:
@@ -177,7 +178,9 @@ class Campaign:
         outcome = CampaignResult(
             self.orders.campaign_id, results, interrupted, tuple(self.left_behind)
         )
-        if not interrupted:
+        if interrupted:
+            mark_stopped(self.store, self.orders.campaign_id)
+        else:
             self.store.finish_campaign(self.orders.campaign_id, outcome.outcome)
         return outcome
 

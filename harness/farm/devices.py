@@ -14,12 +14,15 @@ from harness.boards.leases import Leases, lease_guard
 from harness.connect import BoardSession, open_session
 from harness.deadline import Deadline
 from harness.errors import BoardError
-from harness.farm.board import CONNECT_S
+from harness.farm.aboard import make_room
+from harness.farm.board import CLEAN_S, CONNECT_S
 from harness.farm.campaign import LEASE_TTL_S, Campaign
 from harness.farm.placing import place
 from harness.farm.progress import Silent
+from harness.farm.resume import abandon, orphans
 from harness.farm.runner import Resume, open_campaign, stop_virtual_boards
 from harness.farm.selection import bringup_options, choose_stages
+from harness.jobs import lifecycle
 from harness.store import Store
 from harness.verdicts import Verdict
 
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from harness.deploy.push import Deployment
     from harness.farm.results import StageResult
     from harness.inventory import Board
+    from harness.jobs.lifecycle import RemoteRun
 
 CLOSE_S = 180.0  # for boards to be cleaned and released when a session ends early
 
@@ -99,21 +103,22 @@ class DeviceSession:
 
     def result(self, board: str, stage: str) -> StageResult:
         """Waits for the stage's result; starts its board, and with `all_at_once` all others."""
-        if not self._campaigns:
-            self._open()
+        if board not in self._campaigns:
+            self._open([board] if not self._all_at_once else list(self.boards))
         campaign = self._campaigns[board]
         if self._all_at_once:
             for other in self._distinct():
                 other.start()
         else:
-            campaign.start([board])
+            campaign.start()
         return campaign.result(board, stage)
 
-    def _open(self) -> None:
-        """Campaigns of the boards that have the same stages to run."""
+    def _open(self, names: Sequence[str]) -> None:
+        """Campaigns of the boards of those names that have the same stages to run."""
         stages: dict[str, list[str]] = {}
         for board, stage in self._cases:
-            stages.setdefault(board, []).append(stage)
+            if board in names:
+                stages.setdefault(board, []).append(stage)
         alike: dict[tuple[str, ...], list[str]] = {}
         for board, names in stages.items():
             alike.setdefault(tuple(sorted(set(names))), []).append(board)
@@ -180,6 +185,15 @@ class DeviceSession:
         with lease_guard(leases, board.name, reason, ttl_s=LEASE_TTL_S):
             try:
                 placed = place(session, board, [self.model], self.store, tell)
+
+                def clean_up(remote: RemoteRun) -> None:
+                    limit = Deadline.after(CLEAN_S, f"cleaning {board.name}")
+                    lifecycle.clean_up(session(), remote.deployment, remote, limit)
+
+                for row in orphans(self.store, board.name):
+                    clean_up(placed.run_of(row))
+                    abandon(self.store, row.id)
+                make_room(session(), placed, self.store, clean_up)
                 yield Deployed(
                     board,
                     placed.facts,
@@ -194,14 +208,11 @@ class DeviceSession:
 
     def close(self) -> None:
         """Ends what still runs, cleans and releases the boards, and records the campaigns."""
-        from harness.boards.virtual import stop_all_started_here
-
         self._stop.set()
         deadline = Deadline.after(CLOSE_S, "cleaning the boards")
         for campaign in self._distinct():
             if not campaign.wait(deadline):
                 log.error("boards did not end within %s s; their leases will expire", CLOSE_S)
             campaign.finish()
-            stop_virtual_boards(campaign)
-        stop_all_started_here()
+        stop_virtual_boards(self.store, self.boards.values())
         self.store.close()

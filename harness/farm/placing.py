@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from harness.boards.probe import probe
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from harness.connect import BoardSession
     from harness.deploy.models import PreparedModel
     from harness.inventory import Board
-    from harness.store import Store
+    from harness.store import RunRow, Store
 
 PROBE_S = 60.0
 DEPLOY_S = 1800.0  # a model over a slow link
@@ -37,6 +38,14 @@ class Placed:
         """Where a run of that id lies on the board, whether it is there or not."""
         return RemoteRun(run_id, f"{self.deployment.root}/runs/{run_id}", self.deployment)
 
+    def run_of(self, row: RunRow) -> RemoteRun:
+        """Where a recorded run lies: in the work folder of its own time, which may be another."""
+        if row.remote_spool is None:
+            return self.run(row.id)
+        root = str(PurePosixPath(row.remote_spool).parent.parent)
+        deployment = dataclasses.replace(self.deployment, root=root)
+        return RemoteRun(row.id, row.remote_spool, deployment)
+
 
 def place(
     session: Callable[[], BoardSession],
@@ -44,11 +53,14 @@ def place(
     models: Iterable[PreparedModel],
     store: Store,
     tell: Tell,
+    *,
+    check: Callable[[], None] | None = None,
 ) -> Placed:
     """Probes the board, and sends what it lacks of the engine, its wheels and `models`.
 
     `session` gives the live connection. What was learned of the board goes into the store. `tell`
-    may raise to stop. Raises BoardError.
+    may raise to stop, and so may `check`, which is called while something is waited for. Raises
+    BoardError.
     """
     store.record_board(
         board.name,
@@ -68,7 +80,7 @@ def place(
         serial=facts.serial,
     )
     tell("building the bundle", None)
-    bundle = build_bundle(facts, board.name)
+    bundle = build_bundle(facts, board.name, check=check)
 
     packages = {model.package: model.name for model in models}
     names = {path.name: name for path, name in packages.items()}

@@ -9,7 +9,9 @@ from typing import Any
 from harness.cli.output import EXIT_TROUBLE
 from harness.verdicts import Outcome, Verdict, worst
 
-INTERRUPTED = "interrupted"  # kind of a run that the user stopped; it is never taken for judged
+# Kinds of runs without a verdict; they are never taken for judged.
+INTERRUPTED = "interrupted"  # the user stopped it
+ABANDONED = "abandoned"  # its harness ended, and nobody went on with it
 
 
 @dataclasses.dataclass(frozen=True)

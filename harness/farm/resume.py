@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import sqlalchemy as sa
 
 from engine.spool import EVENTS_NAME
-from harness.farm.results import INTERRUPTED, StageResult
+from harness.farm.results import ABANDONED, StageResult
 from harness.jobs.runlog import EventTail, RunLog
 from harness.store import CampaignRow, RunRow, Store, is_dead
 from harness.verdicts import Check, Outcome, Verdict
@@ -34,15 +36,32 @@ def judged(
     return StageResult(board, stage, verdict_of(last), last.id, attempts=last.attempt, reused=True)
 
 
-def unjudged(store: Store, campaign_id: str, board: str, stage: str) -> RunRow | None:
-    """The campaign's newest run of this stage without a verdict."""
+def unjudged(
+    store: Store, campaign_id: str, board: str, stage: str, engine_hash: str
+) -> RunRow | None:
+    """The campaign's newest run of this stage without a verdict, if it is one of this engine."""
     rows = [row for row in store.unfinished(campaign_id, board) if row.stage == stage]
-    return rows[-1] if rows else None
+    return rows[-1] if rows and rows[-1].engine_hash == engine_hash else None
 
 
-def collected_log(store: Store, run: RunRow) -> RunLog | None:
-    """The log of a run that was collected to its end but not judged; its spool may be gone."""
-    if run.state != "collected":
+def continued(
+    store: Store, campaign_id: str, board: str, stages: Sequence[str], engine_hash: str
+) -> RunRow | None:
+    """The one run that a resumed campaign goes on with: that of its first stage without a verdict
+    that counts."""
+    for stage in stages:
+        done = judged(store, campaign_id, board, stage, engine_hash)
+        if done is None:
+            return unjudged(store, campaign_id, board, stage, engine_hash)
+        if not done.outcome.lets_next_stage_run:
+            return None
+    return None
+
+
+def collected_log(store: Store, run: RunRow, engine_hash: str) -> RunLog | None:
+    """The log of a run of this engine that was collected to its end but not judged; its spool may
+    be gone."""
+    if run.state != "collected" or run.engine_hash != engine_hash:
         return None
     folder = store.raw_folder(run.id)
     tail = EventTail(folder / EVENTS_NAME, run.id)
@@ -52,9 +71,12 @@ def collected_log(store: Store, run: RunRow) -> RunLog | None:
     return RunLog(run.id, tail.events, folder, str(end.get("status")), str(end.get("reason") or ""))
 
 
-def orphans(store: Store, board: str, *, keep: str | None) -> list[RunRow]:
-    """Runs on `board` without a verdict that nobody will collect: their harness is dead or gave
-    the campaign up. Those of campaign `keep` are not."""
+def orphans(
+    store: Store, board: str, campaign_id: str | None = None, *, keep: str | None = None
+) -> list[RunRow]:
+    """Runs on `board` without a verdict that nobody will collect, the oldest first: their harness
+    is dead or gave the campaign up, or they are of the asker's own campaign `campaign_id`. Run
+    `keep`, which the asker goes on with, is none."""
     query = (
         sa.select(RunRow, CampaignRow)
         .join(CampaignRow, CampaignRow.id == RunRow.campaign_id)
@@ -63,16 +85,48 @@ def orphans(store: Store, board: str, *, keep: str | None) -> list[RunRow]:
     )
     with store.database.reading() as session:
         found = [(run, campaign) for run, campaign in session.execute(query)]
-    return [
-        run
-        for run, campaign in found
-        if campaign.id != keep and (campaign.finished_at is not None or is_dead(campaign.owner))
-    ]
+    return [run for run, campaign in found if run.id != keep and _is_nobodys(campaign, campaign_id)]
+
+
+def is_leftover(store: Store, run: RunRow, campaign_id: str | None) -> bool:
+    """Whether a run that lives on a board, whose lease the asker holds, is the asker's to end: it
+    was judged (its clean-up failed), or it is an orphan. `campaign_id` is the asker's own."""
+    return run.state == "judged" or _is_nobodys(store.campaign(run.campaign_id), campaign_id)
+
+
+def _is_nobodys(campaign: CampaignRow, campaign_id: str | None) -> bool:
+    """Whether no other harness will collect the campaign's runs."""
+    if campaign.id == campaign_id or campaign.finished_at is not None:
+        return True
+    return is_dead(campaign.owner)
+
+
+def abandon(
+    store: Store, run_id: str, why: str = "its harness ended, and it was not resumed"
+) -> None:
+    """Closes a run that nobody will judge."""
+    verdict = Verdict(outcome=Outcome.INVALID, headline=f"abandoned: {why}")
+    store.finish_run(run_id, verdict, error_kind=ABANDONED)
+
+
+# A campaign that the user stopped has an outcome, but no end: it can be continued on request.
+_STOPPED = Outcome.INVALID
+
+
+def mark_stopped(store: Store, campaign_id: str, stopped: bool = True) -> None:
+    """Records that the user stopped the campaign, or with False that it goes on."""
+    with store.database.writing() as session:
+        session.execute(
+            sa.update(CampaignRow)
+            .where(CampaignRow.id == campaign_id, CampaignRow.finished_at.is_(None))
+            .values(outcome=_STOPPED.value if stopped else None)
+        )
 
 
 def was_stopped(store: Store, campaign_id: str) -> bool:
     """Whether the user stopped the campaign, in contrast to a harness that was killed."""
-    return any(row.error_kind == INTERRUPTED for row in store.campaign_runs(campaign_id))
+    row = store.campaign(campaign_id)
+    return row.finished_at is None and row.outcome == _STOPPED.value
 
 
 def verdict_of(row: RunRow) -> Verdict:

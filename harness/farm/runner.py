@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.boards.leases import Leases, lease_guard
+from harness.errors import HarnessError
 from harness.farm.campaign import Campaign, Orders
 from harness.farm.progress import Reporter
 from harness.farm.results import CampaignResult
-from harness.farm.resume import was_stopped
+from harness.farm.resume import mark_stopped, was_stopped
 from harness.store import Store, options_hash
 from harness.verdicts import Outcome
 
@@ -58,7 +61,9 @@ def bringup(
         campaign.wait()
     finally:
         reporter.end()
-        stop_virtual_boards(campaign)
+        if stop.is_set():  # a second Ctrl-C leaves before `finish`
+            mark_stopped(store, campaign.orders.campaign_id)
+        stop_virtual_boards(store, campaign.boards.values(), of_predecessor=campaign.orders.resumed)
     return campaign.finish()
 
 
@@ -90,6 +95,7 @@ def open_campaign(
     earlier = _earlier(store, kind, options_hash(described), resume)
     campaign_id = earlier or store.begin_campaign(kind, _command(), described)
     if earlier is not None:
+        mark_stopped(store, earlier, False)
         reporter.note("continuing the interrupted bring-up of the same boards, model and options")
     orders = Orders(campaign_id, model, options, chosen, resumed=earlier is not None)
     return Campaign(boards, orders, store, reporter, stop)
@@ -134,14 +140,26 @@ def _earlier(store: Store, kind: str, wanted: str, resume: Resume) -> str | None
     return None
 
 
-def stop_virtual_boards(campaign: Campaign) -> None:
-    """Stops the virtual boards that this process started, or its killed predecessor."""
-    boards = [board for board in campaign.boards.values() if board.virtual is not None]
-    if not boards:
+def stop_virtual_boards(
+    store: Store, boards: Iterable[Board], *, of_predecessor: bool = False
+) -> None:
+    """Stops those of `boards` that are virtual and that this process started, or a killed one whose
+    campaign it went on with.
+
+    Each only while its lease is held: somebody else may be using it by now, and then it stays. It
+    ends by itself when nobody has used it for a while.
+    """
+    ours = [board for board in boards if board.virtual is not None]
+    if not ours:
         return
     from harness.boards import virtual
 
-    virtual.stop_all_started_here()
-    if campaign.orders.resumed:
-        for board in boards:
-            virtual.stop(board)
+    started = virtual.started_here()
+    leases = Leases(store)
+    for board in ours:
+        if board.name in started or of_predecessor:
+            with (
+                contextlib.suppress(HarnessError),  # busy, or it does not end
+                lease_guard(leases, board.name, "ending the virtual board"),
+            ):
+                virtual.stop(board)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.deadline import Deadline
-from harness.errors import HarnessError
+from harness.errors import BoardError, HarnessError
 from harness.farm.board import (
     ATTEMPTS,
     RETRIED,
@@ -18,7 +18,7 @@ from harness.farm.board import (
     one_line,
 )
 from harness.farm.results import INTERRUPTED, StageResult
-from harness.farm.resume import collected_log, judged, unjudged
+from harness.farm.resume import collected_log, judged
 from harness.jobs import lifecycle
 from harness.jobs.base import StageContext
 from harness.verdicts import Outcome, Verdict
@@ -37,11 +37,15 @@ COLLECT_S = 600.0  # on top of the run's own deadline: reconnecting, and pulling
 
 
 class StageRun:
-    def __init__(self, run: BoardRun, stage: Stage, placed: Placed) -> None:
-        self.run, self.stage, self.placed = run, stage, placed
+    def __init__(self, run: BoardRun, stage: Stage) -> None:
+        self.run, self.stage = run, stage
         self.board, self.store, self.orders = run.board, run.store, run.orders
         self._boot_id: str | None = None  # of the boot that the run ran in
         self._rate = ""  # tokens/s, once the run has told a time per token
+
+    @property
+    def placed(self) -> Placed:
+        return self.run.placed
 
     def result(self) -> StageResult:
         """Reuses, continues or runs the stage; trouble is tried once more, a FAIL never.
@@ -54,7 +58,8 @@ class StageRun:
             done = judged(self.store, campaign, name, self.stage.name, self.placed.engine_hash)
             if done is not None:
                 return done
-            earlier = unjudged(self.store, campaign, name, self.stage.name)
+            if self.run.continued is not None and self.run.continued.stage == self.stage.name:
+                earlier = self.run.continued
         result = self._attempt(1, earlier)
         for attempt in range(2, ATTEMPTS + 1):
             if result.error_kind not in RETRIED or self.run.stopping():
@@ -62,6 +67,18 @@ class StageRun:
             self.run.campaign.reporter.note(
                 f"{name} {self.stage.name}: {result.verdict.headline}; trying again"
             )
+            try:
+                # The board may have been reset meanwhile: its folders, clocks and cores are looked
+                # at anew, and what the failed attempt left there is ended first.
+                self.run.place()
+                self.run.clean_again()
+            except HarnessError as error:
+                kind, verdict = kind_of(error), error_verdict(error)
+                run_id = self.run.begin_run(self.stage)
+                self._record(run_id, verdict, kind)
+                return StageResult(
+                    name, self.stage.name, verdict, run_id, attempts=attempt, error_kind=kind
+                )
             result = self._attempt(attempt, None)
         return result
 
@@ -96,17 +113,22 @@ class StageRun:
 
         The board is clean afterwards, whatever happened, as far as it can be reached.
         """
-        remote = self.placed.run(context.run_id)
         begun = earlier is not None
+        remote = self.placed.run(context.run_id)
+        if earlier is not None:
+            remote = self.placed.run_of(earlier)
         try:
             self.run.check_stop()
             self.run.say(self.stage.name, "preparing references on the host")
             plan = self.stage.plan(context)
             self.run.check_stop()
-            collected = collected_log(self.store, earlier) if earlier is not None else None
-            if collected is not None:
-                return collected
-            if earlier is None or not self._is_there(earlier):
+            if earlier is not None:
+                collected = collected_log(self.store, earlier, self.placed.engine_hash)
+                if collected is not None:
+                    return collected
+                self._require_there(remote)
+            self.run.make_room(keep=earlier)
+            if earlier is None:
                 begun = True
                 self._start(context, plan)
             log = self._follow(context, plan, remote)
@@ -129,16 +151,25 @@ class StageRun:
             cache=folder,
         )
 
-    def _is_there(self, earlier: RunRow) -> bool:
-        """Whether the board has the run that a killed harness started, going on or ended."""
+    def _require_there(self, remote: RemoteRun) -> None:
+        """The board has the run that a killed harness started, going on or ended.
+
+        Raises BoardError "board-lost" otherwise: under the same id a second run would be added to
+        what the host has of the first.
+        """
         self.run.say(self.stage.name, "looking for the run of the interrupted bring-up")
-        remote = lifecycle.find(self.run.session(), self.placed.deployment, earlier.id)
-        if remote is not None:
-            self.run.campaign.reporter.note(
-                f"{self.board.name} {self.stage.name}: found the run of the interrupted bring-up, "
-                "and continue it"
+        if lifecycle.find(self.run.session(), remote.deployment, remote.run_id) is None:
+            raise BoardError(
+                self.board.name,
+                "board-lost",
+                "the run of the interrupted bring-up was no longer on the board",
+                expected=f"its spool {remote.spool}",
+                remedy="it is run anew",
             )
-        return remote is not None
+        self.run.campaign.reporter.note(
+            f"{self.board.name} {self.stage.name}: found the run of the interrupted bring-up, "
+            "and continue it"
+        )
 
     def _start(self, context: StageContext, plan: Plan) -> None:
         self.run.say(self.stage.name, "starting")

@@ -5,9 +5,9 @@ from harness.boards.virtual.manage import (
     board_folder,
     ensure_running,
     running,
+    started_here,
     stop,
     stop_all,
-    stop_all_started_here,
 )
 
 __all__ = [
@@ -15,7 +15,7 @@ __all__ = [
     "board_folder",
     "ensure_running",
     "running",
+    "started_here",
     "stop",
     "stop_all",
-    "stop_all_started_here",
 ]

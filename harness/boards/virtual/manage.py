@@ -95,22 +95,21 @@ def stop(board: Board | str) -> bool:
     folder = board_folder(name)
     with _locked(folder, name, Deadline.after(START_SECONDS, "stop of the virtual board")):
         state = State.read(folder)
-        return state is not None and _end(state, folder)
+        ended = state is not None and _end(state, folder)
+        child = _started.pop(folder, None)
+        if child is not None:  # its state file may be gone, and a zombie must not stay
+            ended = ended or child.poll() is None
+            child.kill()
+            child.wait()
+        return ended
 
 
-def stop_all_started_here() -> list[str]:
-    """Ends the boards that this process started; returns their names."""
-    names = [folder.name for folder, process in _started.items() if process.poll() is None]
-    for folder, process in list(_started.items()):
-        if process.poll() is None:
-            state = State.read(folder)
-            if state is not None and state.pid == process.pid:
-                _end(state, folder)
-            else:
-                process.kill()
-        process.wait()
-        _started.pop(folder, None)
-    return names
+def started_here() -> list[str]:
+    """The names of the live boards that this process started.
+
+    Others may use them too: who ends one holds its lease.
+    """
+    return [folder.name for folder, process in list(_started.items()) if process.poll() is None]
 
 
 def stop_all() -> list[str]:

@@ -125,12 +125,23 @@ def test_stop_ends_the_board_with_everything_on_it_and_may_be_repeated(
     assert not virtual.stop("virt")
 
 
-def test_boards_started_by_this_process_can_be_ended_together(make_board: Make) -> None:
+def test_a_process_knows_which_live_boards_it_started(make_board: Make) -> None:
     virtual.ensure_running(make_board("one"))
     virtual.ensure_running(make_board("two"))
-    assert sorted(virtual.stop_all_started_here()) == ["one", "two"]
-    assert virtual.running() == []
-    assert virtual.stop_all_started_here() == []
+    assert sorted(virtual.started_here()) == ["one", "two"]
+    assert virtual.stop("one")
+    assert virtual.started_here() == ["two"]
+
+
+def test_a_board_whose_state_file_is_gone_is_ended_by_who_started_it(
+    make_board: Make, home: Path
+) -> None:
+    virtual.ensure_running(make_board())
+    pid = pid_of()
+    (home / "boards/virt/state.json").unlink()
+    assert virtual.stop("virt")
+    assert processes.start_of(pid) is None
+    assert virtual.started_here() == []
 
 
 def test_an_idle_board_ends_by_itself(make_board: Make, home: Path) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+import sqlalchemy as sa
+
+from harness.store import RunRow
 
 BOARD = "  v: {virtual: {}}"
 
@@ -76,9 +82,49 @@ def test_starting_anew_clears_away_what_the_killed_harness_left(
     code, result = lab.command(*tiny).finish()
     assert (code, result["boards"]["v"]["tiny"]["outcome"]) == (0, "pass")
     orphan = lab.store.run(row.id)
-    assert (orphan.state, orphan.outcome, orphan.error_kind) == ("judged", "invalid", "interrupted")
+    assert (orphan.state, orphan.outcome, orphan.error_kind) == ("judged", "invalid", "abandoned")
     assert lab.spools() == []
     lab.wait(lambda: not [words for words in lab.processes() if "engine" in words])
+
+
+def test_after_a_change_of_the_engine_the_old_run_is_ended_before_anything_is_measured(
+    lab: Any, arguments: list[str]
+) -> None:
+    row = killed_in_stress(lab, arguments)
+    with lab.store.database.writing() as session:  # as if the killed harness had an older engine
+        session.execute(sa.update(RunRow).values(engine_hash="0" * 64))
+    code, result = lab.command(*arguments).finish()
+    stages = result["boards"]["v"]
+    assert code == 0, result
+    assert result["campaign"] == row.campaign_id
+    old, *new = lab.store.campaign_runs(row.campaign_id)[1:]
+    assert (old.id, old.error_kind) == (row.id, "abandoned")
+    assert "engine was changed" in old.headline
+    assert [(run.stage, run.outcome) for run in new] == [("tiny", "pass"), ("stress", "pass")]
+    assert all(run.started_at > old.finished_at and run.engine_hash != "0" * 64 for run in new)
+    assert stages["stress"]["run_id"] == new[1].id
+    assert lab.spools() == []
+
+
+def test_a_run_that_is_gone_from_the_board_is_closed_and_run_anew_under_another_id(
+    lab: Any, arguments: list[str]
+) -> None:
+    row = killed_in_stress(lab, arguments)
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("ENGINE_RUN_ID") == row.id:
+                process.kill()
+    for spool in lab.spools():
+        shutil.rmtree(spool)
+    code, result = lab.command(*arguments).finish()
+    assert code == 0, result
+    old, new = [run for run in lab.store.campaign_runs(row.campaign_id) if run.stage == "stress"]
+    assert (old.id, old.outcome, old.error_kind) == (row.id, "error", "board-lost")
+    assert "no longer on the board" in old.headline
+    assert (new.outcome, new.attempt) == ("pass", 2)
+    assert result["boards"]["v"]["stress"]["run_id"] == new.id
+    # What the host had copied of the first run is evidence of that run alone.
+    assert old.id not in (lab.store.raw_folder(new.id) / "events.jsonl").read_text()
 
 
 def test_ctrl_c_ends_in_order_and_only_resume_continues(lab: Any, arguments: list[str]) -> None:

@@ -266,3 +266,30 @@ def test_cleaning_ends_the_runs_processes_and_no_others(tmp_path: Path) -> None:
         other.kill()
         mine.wait()
         other.wait()
+
+
+def test_only_runs_with_living_processes_are_told_with_their_age(tmp_path: Path) -> None:
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    for name in ("alive", "supervised", "ended"):
+        (tmp_path / "a" / "runs" / name).mkdir(parents=True)
+    (tmp_path / "a" / "runs" / "ended" / "supervisor.json").write_text('{"pid": 999999999}')
+    orphan = subprocess.Popen(sleep, env={**os.environ, "ENGINE_RUN_ID": "alive"})
+    supervisor = subprocess.Popen(sleep)
+    try:
+        ticks = int(on_board.stat_fields(supervisor.pid)[19])
+        record = {"pid": supervisor.pid, "start_ticks": ticks}
+        (tmp_path / "a/runs/supervised/supervisor.json").write_text(json.dumps(record))
+        while not on_board.processes_of("alive", tmp_path / "a/runs/alive"):
+            time.sleep(0.01)
+        roots = [str(tmp_path / "absent"), str(tmp_path / "a")]
+        told = {run["run_id"]: run for run in ask({"do": "runs", "roots": roots})["runs"]}
+        assert {name: run["pids"] for name, run in told.items()} == {
+            "alive": [orphan.pid],
+            "supervised": [supervisor.pid],
+        }
+        assert told["alive"]["spool"] == str(tmp_path / "a/runs/alive")
+        assert all(0 <= run["age_s"] < 60 for run in told.values())
+    finally:
+        for process in (orphan, supervisor):
+            process.kill()
+            process.wait()
