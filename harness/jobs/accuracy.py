@@ -23,6 +23,7 @@ from harness.jobs.base import Plan, StageContext, make_spec
 from harness.jobs.comparison import compare_all, first_failure, logit_drift
 from harness.jobs.completeness import Returned, Wanted, gather
 from harness.jobs.details import AccuracyDetails, LogitsAgreement, OpError, TextComparison
+from harness.jobs.pace import slowest_s
 from harness.verdicts import Check, Outcome, Verdict, worst
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ Tokens = npt.NDArray[np.int64]
 
 MOST_POSITIONS = 512  # of the teacher-forced text: its logits travel back
 LEAST_DEADLINE_S = 900.0
-# Weights that a slow core gets through in a second, by numpy: a tenth of what a desktop does.
-SLOW_BYTES_PER_S = 0.1e9
 
 
 class AccuracyStage:
@@ -54,9 +53,7 @@ class AccuracyStage:
             "stop_ids": prompts.stop_ids(context.model),
         }
         steps = count_steps(tokens, rows, question, new)
-        deadline_s = max(
-            LEAST_DEADLINE_S, steps * context.model.package.stat().st_size / SLOW_BYTES_PER_S
-        )
+        deadline_s = max(LEAST_DEADLINE_S, slowest_s(context.model, steps))
         spec = make_spec(context, "alignment", parameters, deadline_s=deadline_s)
         return Plan(spec, inputs, seconds_hint=10.0 + 0.1 * (new + 6 * len(rows)))
 

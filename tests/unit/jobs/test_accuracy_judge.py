@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine.measure.alignment import last_piece, shifted
-from harness.jobs import accuracy, agreement, prompts, references
+from harness.jobs import accuracy, agreement, pace, prompts, references
 from harness.jobs.base import StageContext
 from harness.verdicts import Outcome, Verdict
 
@@ -422,7 +422,7 @@ def test_deadline_grows_with_the_package(
 ) -> None:
     assert accuracy.STAGE.plan(context).spec.deadline_s == accuracy.LEAST_DEADLINE_S
     size = context.model.package.stat().st_size
-    monkeypatch.setattr(accuracy, "SLOW_BYTES_PER_S", size / 60)  # a minute for each token
+    monkeypatch.setattr(pace, "SLOWEST_BYTES_PER_S", size / 60)  # a minute for each token
     tokens, _, question = accuracy.subject(context)
     least = 60 * (2 * len(tokens) + len(question) + 24)
     assert least < accuracy.STAGE.plan(context).spec.deadline_s < 2 * least
