@@ -11,6 +11,13 @@ folder is named. Collecting never connects to anything.
 A stage that fails is a failure. Trouble with a board (no link, no space, no Python) is an error of
 the test's set-up, never a failure. Later stages of the same board are skipped, "blocked by …".
 
+A test may end its whole process: by os._exit, or since native code broke. With pytest-xdist it
+runs in a worker, is named as failed, and its board is free for the next:
+
+    pytest -m device -n 1                               # one worker; a new one after a crash
+    pytest -m device -n 1 --max-worker-restart=0        # end the session at the first crash
+    pytest -m device -n 2 --dist=loadgroup              # boards side by side, each in one worker
+
 Fixtures for one's own tests (mark them `device`): `board`, the board of devices.yaml, once for each
 that was selected; `deployed`, the same board leased, connected, with engine and model on it.
 """
@@ -52,6 +59,7 @@ class Selection(NamedTuple):
 
 SELECTION = pytest.StashKey[Selection]()
 CASES = pytest.StashKey[list[Case]]()
+NAMED = "decode_harness_named"  # in what a worker of xdist is told
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -104,10 +112,23 @@ def asked(config: pytest.Config, path: Path) -> bool:
     the file or its folder was named on the command line."""
     if asked_by_marker(config):
         return True
+    return any(place in (path.resolve(), path.resolve().parent) for place in named(config))
+
+
+def named(config: pytest.Config) -> list[Path]:
+    """The files and folders that the command line names; a worker of xdist is told them."""
+    if hasattr(config, "workerinput"):
+        return [Path(place) for place in config.workerinput[NAMED]]
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
-        return False
-    named = (config.invocation_params.dir / argument.split("::")[0] for argument in config.args)
-    return any(place.resolve() in (path.resolve(), path.resolve().parent) for place in named)
+        return []
+    folder = config.invocation_params.dir
+    return [(folder / argument.split("::")[0]).resolve() for argument in config.args]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """A worker of xdist gets arguments in any case, and cannot tell whether the user gave them."""
+    node.workerinput[NAMED] = [str(place) for place in named(node.config)]
 
 
 def selection(config: pytest.Config) -> Selection:
@@ -177,8 +198,7 @@ def pytest_collection_modifyitems(
 ) -> None:
     """Adds the stage tests where `-m device` asks for them and no file brought them; drops device
     tests that nobody asked for. Runs before pytest's own -m and -k."""
-    named = config.args_source is pytest.Config.ArgsSource.ARGS
-    if asked_by_marker(config) and not named and not any(map(_is_stage, items)):
+    if asked_by_marker(config) and not named(config) and not any(map(_is_stage, items)):
         items.extend(_stage_items(session))
     dropped = [
         item for item in items if item.get_closest_marker("device") and not asked(config, item.path)
@@ -186,9 +206,10 @@ def pytest_collection_modifyitems(
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = [item for item in items if item not in dropped]
+    # Tests of one's own hold their board to the end of the session: the stages come before them.
+    items.sort(key=lambda item: not _is_stage(item))
     for item in items:
-        if _is_stage(item):
-            _mark(config, item)
+        _mark(config, item)
 
 
 def _stage_items(session: pytest.Session) -> Iterator[pytest.Item]:
@@ -207,11 +228,22 @@ def _parameter(item: pytest.Item) -> Any:
 
 
 def _mark(config: pytest.Config, item: pytest.Item) -> None:
-    if config.pluginmanager.hasplugin("timeout"):
+    if _is_stage(item) and config.pluginmanager.hasplugin("timeout"):
         # A stage has deadlines of its own, and may well take half an hour.
         item.add_marker(pytest.mark.timeout(0))
-    if config.pluginmanager.hasplugin("xdist"):
-        item.add_marker(pytest.mark.xdist_group(_parameter(item).board))
+    board = _board_of(item)
+    if board and config.pluginmanager.hasplugin("xdist"):
+        item.add_marker(pytest.mark.xdist_group(board))
+
+
+def _board_of(item: pytest.Item) -> str:
+    """The board that the test runs on, if it is one of ours."""
+    if _is_stage(item):
+        return str(_parameter(item).board)
+    callspec = getattr(item, "callspec", None)
+    selected = item.config.stash.get(SELECTION, Selection(()))
+    found = callspec.params.get("board") if callspec is not None else None
+    return next((board.name for board in selected.boards if board is found), "")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
+
+from harness.store import CampaignRow
 
 DEADLINE = "from harness.deadline import Deadline\n\nSOON = Deadline.after(60, 'test')\n"
 
@@ -121,3 +126,75 @@ def test_a_test_that_kills_its_process_leaves_the_board_free_for_the_next(
         assert lab.leases.holder("one") is None
     again = elsewhere.runpytest_subprocess("-m", "device", "-k", "tiny", *model, timeout=120)
     again.assert_outcomes(passed=1, deselected=4)
+
+
+DYING_IN_A_WORKER = """
+import os, signal
+import pytest
+
+@pytest.mark.device
+def test_exits(deployed):
+    os._exit(3)
+
+@pytest.mark.device
+def test_breaks(deployed):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+@pytest.mark.device
+def test_works(deployed):
+    assert deployed.session.alive
+"""
+
+
+@pytest.fixture
+def workers() -> None:
+    if importlib.util.find_spec("xdist") is None:
+        pytest.skip("needs pytest-xdist")
+
+
+@pytest.mark.usefixtures("workers")
+def test_in_a_worker_a_test_that_kills_its_process_fails_by_name_and_the_next_gets_the_board(
+    elsewhere: pytest.Pytester, model_file: Path, lab: Any
+) -> None:
+    devices(elsewhere, "  one: {virtual: {}}\n")
+    elsewhere.makepyfile(test_dying=DYING_IN_A_WORKER)
+    arguments = ["test_dying.py", "--model", str(model_file), "-n", "1"]
+    result = elsewhere.runpytest_subprocess(*arguments, timeout=120)
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines_random(
+        ["FAILED test_dying.py::test_exits?one?*", "FAILED test_dying.py::test_breaks?one?*"]
+    )
+    first = elsewhere.runpytest_subprocess(*arguments, "--max-worker-restart=0", timeout=120)
+    first.assert_outcomes(failed=1)
+    first.stdout.fnmatch_lines(["FAILED test_dying.py::test_exits?one?*"])
+    assert lab.leases.held() == []
+
+
+@pytest.mark.usefixtures("workers")
+def test_workers_share_the_boards_out_and_each_board_stays_with_one(
+    elsewhere: pytest.Pytester, model_file: Path, lab: Any
+) -> None:
+    devices(elsewhere, "  one: {virtual: {}}\n  two: {virtual: {}}\n")
+    elsewhere.makepyfile(
+        test_own="""
+        import pytest
+
+        @pytest.mark.device
+        def test_mine(board, deployed):
+            assert deployed.board is board
+        """
+    )
+    model = ["--model", str(model_file)]
+    spread = ["-n", "2", "--dist=loadgroup", "-v", "-k", "tiny or mine"]
+    result = elsewhere.runpytest_subprocess("-m", "device", *model, *spread, timeout=200)
+    result.assert_outcomes(passed=4)
+    seen = re.findall(r"^\[(gw\d)\].* PASSED .*\[(one|two)[\]-]", result.stdout.str(), re.M)
+    assert len(seen) == 4
+    assert len(set(seen)) == len({board for _, board in seen}) == 2
+    # Each campaign has the one board that its worker ran, and is closed.
+    with lab.store.database.reading() as session:
+        campaigns = session.scalars(sa.select(CampaignRow)).all()
+    assert [row.outcome for row in campaigns] == ["pass", "pass"]
+    assert all(row.finished_at for row in campaigns)
+    assert lab.leases.held() == []
+    assert lab.processes() == []

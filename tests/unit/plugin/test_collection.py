@@ -168,3 +168,25 @@ def test_a_fixture_named_board_of_another_project_is_left_alone(
     )
     elsewhere.makefile(".yaml", devices=FARM)
     elsewhere.runpytest_subprocess("test_chess.py").assert_outcomes(passed=2)
+
+
+def test_stages_come_before_tests_of_ones_own_which_hold_their_board(
+    elsewhere: pytest.Pytester,
+) -> None:
+    elsewhere.makefile(".yaml", devices=FARM)
+    elsewhere.makepyfile(
+        test_own="""
+        import pytest
+
+        @pytest.mark.device
+        def test_mine(board, deployed):
+            pass
+        """
+    )
+    result = elsewhere.runpytest_subprocess(
+        "-m", "device", "-k", "tiny or mine", "--collect-only", "-q"
+    )
+    assert ids(result) == [
+        *("test_stage[far-1-tiny]", "test_stage[far-2-tiny]"),
+        *("test_mine[far-1]", "test_mine[far-2]"),
+    ]
