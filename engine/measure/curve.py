@@ -92,10 +92,18 @@ def run(context: JobContext) -> None:
     context.array("tokens", **sweep(decoder, tokens, schedule, context, budget_s, began))
     context.progress(time.monotonic() - began, budget_s, "telling logits at depth")
     context.array("depth", **at_depths(decoder, tokens, reached))
-    context.data("memory", {"peak_rss_mb": peak_rss_mb()})
+    occupy(decoder, reached)
+    context.data("memory", {"peak_rss_mb": peak_rss_mb(), "positions": asked})
     # Behind the peak: neither its block nor the pages that a step leaves alone belong to it.
     context.data("bandwidth", read_bandwidth(decoder.package))
     golden(decoder, context, "after")
+
+
+def occupy(decoder: Decoder, reached: int) -> None:
+    """Write the cache's slots from `reached` on, which nothing has read, so that the memory of the
+    whole context is in use. Whether the kernel gave it before depends on its page size."""
+    for buffer in decoder.cache.buffers().values():  # (S, K, D)
+        buffer[reached:] = 0
 
 
 def at_depths(decoder: Decoder, tokens: Tokens, reached: int) -> dict[str, Any]:

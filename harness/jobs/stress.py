@@ -359,6 +359,12 @@ REMEDIES: Mapping[str, str] = {
     "sustained_ratio": "cool the board or lower its clock cap; see the throttle bands",
     "memory_mb": "shorten the context, or choose a smaller scheme",
 }
+# Where nothing may be judged.
+UNJUDGED: Mapping[str, str] = {
+    "golden_same": "run the stage again: it did not tell its last golden generation",
+    "restart": failures.MORE_TIME["stress"],
+    "memory_mb": "look at /proc on the board: it told no memory of the engine",
+}
 
 
 def _remedy(outcome: Outcome, checks: Sequence[Check], log: RunLog) -> str | None:
@@ -368,7 +374,7 @@ def _remedy(outcome: Outcome, checks: Sequence[Check], log: RunLog) -> str | Non
     if fault:
         return f"a fault is planted on this board (ENGINE_FAULT={fault}): unset it"
     bad = next(check.name for check in checks if check.outcome == outcome)
-    return REMEDIES.get(bad)
+    return (REMEDIES if outcome == Outcome.FAIL else UNJUDGED).get(bad)
 
 
 STAGE = StressStage()

@@ -317,6 +317,36 @@ def test_bandwidth_reads_every_weight_of_a_step_where_it_is_mapped(
         assert maps.count(str(synthetic_package)) == 1  # no second mapping
 
 
+def test_memory_is_told_with_the_whole_context_in_use_even_if_it_was_not_reached(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots that no token reached are written before the peak is read."""
+    cached: list[Any] = []
+    original = curve.peak_rss_mb
+
+    def watched() -> float:
+        cached.extend(bool((block[64:] == 0).all()) for block in buffers)
+        return original()
+
+    buffers: list[Any] = []
+    made = JobContext.decoder
+
+    def dirty(self: JobContext, context: int | None = None) -> Decoder:
+        decoder = made(self, context)
+        buffers.extend(decoder.cache.buffers().values())
+        for buffer in buffers:
+            buffer[64:] = 7.0
+        return decoder
+
+    monkeypatch.setattr(JobContext, "decoder", dirty)
+    monkeypatch.setattr(curve, "peak_rss_mb", watched)
+    monkeypatch.setattr(curve, "PREFILL_SHARE", 1e-9)
+    _, events = run_curve(start)
+    assert found(events, "context")[0]["reached"] == 64
+    assert found(events, "memory")[0]["positions"] == 200
+    assert cached and all(cached)
+
+
 def test_peak_memory_leaves_the_bandwidth_probe_out(start: Start) -> None:
     _, events = run_curve(start)
     names = [data["name"] for kind, data in events if kind in ("data", "array")]

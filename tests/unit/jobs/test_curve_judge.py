@@ -223,8 +223,6 @@ def test_context_that_was_not_reached_is_said(build: LogBuilder, stage_context: 
         # The points end at 1,000 positions with 50 ms; 2,048 take 60.5 ms, 16.5 tokens/s.
         ({"min_tokens_per_s": 18.0}, "tokens_per_s_at_end"),
         ({"min_end_of_context_ratio": 0.75}, "end_of_context_ratio"),
-        # 1,040 more positions of 46 kB are 46 MiB.
-        ({"memory_mb": 230}, "memory_mb"),
     ],
 )
 def test_budgets_are_judged_at_the_designed_context_even_if_it_was_not_reached(
@@ -233,9 +231,23 @@ def test_budgets_are_judged_at_the_designed_context_even_if_it_was_not_reached(
     context = stage_context(board={"budget": budget})
     assert outcome_of(verdict_of(build, context, reached=1008, asked=1008), name) == Outcome.PASS
     build.events.clear()
-    verdict = verdict_of(build, context, reached=1008, asked=2048)
+    verdict = verdict_of(build, context, reached=1024, asked=2048)
     assert [c.name for c in verdict.checks if c.outcome == Outcome.FAIL] == [name]
     assert "2048" in check_of(verdict, name).sentence
+
+
+def test_budget_that_is_missed_far_behind_the_last_point_only_is_left_open(
+    build: LogBuilder, stage_context: Contexts
+) -> None:
+    """20 tokens/s at 1,000 positions, some 8 at 8,192 by the fit."""
+    for limit, outcome in ((12.0, Outcome.INVALID), (22.0, Outcome.FAIL), (5.0, Outcome.PASS)):
+        build.events.clear()
+        context = stage_context(board={"budget": {"min_tokens_per_s": limit}})
+        verdict = verdict_of(build, context, reached=1024, asked=8192)
+        assert outcome_of(verdict, "tokens_per_s_at_end") == outcome
+        if outcome == Outcome.INVALID:
+            assert verdict.remedy is not None and "--curve-seconds" in verdict.remedy
+    assert "8192" in check_of(verdict, "tokens_per_s_at_end").sentence
 
 
 def test_extrapolation_follows_the_last_stretch_and_never_falls() -> None:
@@ -261,6 +273,7 @@ def test_step_in_time_keeps_budgets_from_being_judged_on_a_real_board(
     check = check_of(verdict, "tokens_per_s_at_end")
     assert (check.outcome, check.limit) == (Outcome.INVALID, 1000.0)
     assert "changed with time" in check.sentence
+    assert verdict.remedy is not None and "stop what else runs" in verdict.remedy
 
 
 def test_fault_behind_the_first_depth_is_found_and_placed(

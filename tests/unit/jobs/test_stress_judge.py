@@ -175,6 +175,7 @@ def test_engine_that_came_back_but_had_no_time_to_answer_is_no_failure(
     verdict = judged(build, context)
     assert check(verdict, "restart").outcome == outcome
     assert ("--stress-minutes" in check(verdict, "restart").sentence) == ready
+    assert verdict.remedy is not None and ("--stress-minutes" in verdict.remedy) == ready
 
 
 def test_allocator_that_settles_is_no_leak(build: LogBuilder, context: StageContext) -> None:
