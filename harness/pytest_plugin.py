@@ -59,7 +59,6 @@ class Selection(NamedTuple):
 
 SELECTION = pytest.StashKey[Selection]()
 CASES = pytest.StashKey[list[Case]]()
-NAMED = "decode_harness_named"  # in what a worker of xdist is told
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -116,19 +115,11 @@ def asked(config: pytest.Config, path: Path) -> bool:
 
 
 def named(config: pytest.Config) -> list[Path]:
-    """The files and folders that the command line names; a worker of xdist is told them."""
-    if hasattr(config, "workerinput"):
-        return [Path(place) for place in config.workerinput[NAMED]]
+    """The files and folders that the command line names."""
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         return []
     folder = config.invocation_params.dir
     return [(folder / argument.split("::")[0]).resolve() for argument in config.args]
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    """A worker of xdist gets arguments in any case, and cannot tell whether the user gave them."""
-    node.workerinput[NAMED] = [str(place) for place in named(node.config)]
 
 
 def selection(config: pytest.Config) -> Selection:
