@@ -17,6 +17,7 @@ from harness.jobs.details import LogitsAgreement, OpError, TextComparison
 
 MODES = {
     "local": "Local: each op is fed the reference's inputs, so an error is its own",
+    "prefill": "Prefill: the same, with several tokens at once",
     "free": "Free: the engine runs on its own, so errors travel on",
 }
 METRICS = {"rel_l2": "Relative L2", "cosine": "Cosine", "max_abs": "Max-abs"}
@@ -213,9 +214,17 @@ def _map(
 
 
 def first_error(ops: Sequence[OpError], first: str | None) -> OpError | None:
-    """The numbers of the first bad op, its local ones where both are known."""
+    """The numbers of the first bad op: of a comparison that it failed, local before the others."""
     named = [op for op in ops if op.op == first]
-    return min(named, key=lambda op: op.mode != "local", default=None)
+    order = list(MODES)
+    return min(
+        named,
+        key=lambda op: (
+            op.outcome in ("pass", ""),
+            order.index(op.mode) if op.mode in order else len(order),
+        ),
+        default=None,
+    )
 
 
 def bad_ops(ops: Sequence[OpError]) -> tuple[OpError, ...]:

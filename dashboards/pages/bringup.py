@@ -12,7 +12,7 @@ from dashboards import plain
 from dashboards.charts import Bars, Chart, Heat, Table, bars, heat
 from dashboards.data import STAGE_QUESTIONS, STAGE_TITLES, Case, Run
 from dashboards.pages import stress
-from dashboards.pages.alignment import cell_style, layer_columns, ramp, say, worst_of_column
+from dashboards.pages.alignment import MODES, cell_style, layer_columns, ramp, say, worst_of_column
 from dashboards.pages.base import (
     Page,
     Places,
@@ -193,7 +193,7 @@ def cosines(case: Case) -> Heat | None:
     if not ops:
         return None
     columns = layer_columns(ops)
-    modes = [mode for mode in ("local", "free") if any(op.mode == mode for op in ops)]
+    modes = [mode for mode in MODES if any(op.mode == mode for op in ops)]
     names = tuple(name for name, _ in columns)
 
     def cell(row: int, column: int) -> tuple[str, str] | None:
