@@ -14,6 +14,7 @@ import dataclasses
 import getpass
 import logging
 import os
+import re
 import signal
 import socket
 import time
@@ -299,9 +300,13 @@ class Gate(asyncssh.SSHServer):
 
 
 def cores(name: str, count: int) -> set[int]:
-    """`count` of the cores this process may use, spread over boards by their names."""
+    """`count` of the cores this process may use, spread over boards by their names.
+
+    Boards that are numbered take turns, so that two of them share a core only when they must.
+    """
     allowed = sorted(os.sched_getaffinity(0))
-    first = zlib.crc32(name.encode()) % len(allowed)
+    number = re.search(r"(\d{1,9})$", name)
+    first = (int(number[1]) if number else zlib.crc32(name.encode())) % len(allowed)
     return {allowed[(first + step) % len(allowed)] for step in range(min(count, len(allowed)))}
 
 
