@@ -218,7 +218,7 @@ def test_what_a_run_was_started_with_is_not_pruned(tmp_path: Path) -> None:
     survey(tmp_path, items=[])
     (tmp_path / "blobs" / ONE).write_bytes(b"x")
     (tmp_path / "runs" / "r").mkdir()
-    (tmp_path / "runs" / "r" / "deployment.txt").write_text(f"/work/blobs/{ONE}\n")
+    (tmp_path / "runs" / "r" / "deployment.txt").write_text(f"/store/blobs/{ONE}\n")
     assert install(tmp_path, budget=0) == {"pruned": []}
     assert (tmp_path / "blobs" / ONE).exists()
 
