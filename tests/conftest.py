@@ -7,6 +7,7 @@ integration) such a skip is a failure: a green run then means that everything ra
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,15 @@ import pytest
 # Before anything imports numpy: many test processes side by side must not each start a thread per
 # core.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# Tests send these to processes they start. Under nohup, or as a script's background job, they are
+# ignored, and every child would inherit that.
+for _signal, _usual in (
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGINT, signal.default_int_handler),
+):
+    if signal.getsignal(_signal) is signal.SIG_IGN:
+        signal.signal(_signal, _usual)
 
 pytest_plugins = ["pytester"]
 

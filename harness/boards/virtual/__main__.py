@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import signal
 import sys
 from pathlib import Path
 
@@ -32,6 +33,11 @@ def main() -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     logging.getLogger("asyncssh").setLevel(logging.WARNING)
+    # Whoever started this may ignore them (nohup, a script's background job); what runs on a board
+    # must not inherit that.
+    for name in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(name) is signal.SIG_IGN:
+            signal.signal(name, signal.SIG_DFL)
     package = Path(__file__).resolve().parents[3]
     keep = tuple(path for path in (Path(sys.prefix), package) if path.is_dir())
     setting = Setting(

@@ -61,6 +61,7 @@ def killed_holder(store: Store, tmp_path: Path) -> Iterator[str]:
     wait_for(tmp_path / "ready")
     assert child.pid is not None
     os.kill(child.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead, and still a zombie
     yield "rk-01"
     child.join()
 
