@@ -18,6 +18,9 @@ EXAMPLES = """examples:
   engine generate SmolLM2-135M-Instruct.Q4_1.gguf -p "What is a KV cache?"
   engine generate model.gguf -p "Once upon a time" --raw --temperature 0.8 --top-p 0.95 --seed 7
   engine generate model.pkg -p "Name three boards." --json
+
+A model that is no package is packed on first use; packages are kept in $HARNESS_CACHE, or in
+~/.cache/decode-engine.
 """
 
 
@@ -36,6 +39,9 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("\nengine: interrupted", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader has enough, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (OSError, ImportError, ValueError) as error:
         # Formats, packages, tokenizers and options raise ValueErrors that speak for themselves.
         print(f"engine: {error}", file=sys.stderr)
@@ -86,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     pack.add_argument("model", type=Path, help="GGUF, safetensors file or folder")
     pack.add_argument("package", type=Path, help="the file to write")
     pack.add_argument("--name", help="the model's name in results (default: the file's)")
+    pack.add_argument("--force", action="store_true", help="replace a file that is no package")
     pack.add_argument("--json", action="store_true", help="the result as JSON")
     pack.set_defaults(run=_pack)
     return parser
@@ -107,6 +114,7 @@ def _pack(options: argparse.Namespace) -> int:
     from engine.formats import open_checkpoint
     from engine.package import build_package
 
+    _check_target(options.model, options.package, options.force)
     checkpoint = open_checkpoint(options.model)
     try:
         name = options.name or options.model.stem
@@ -131,6 +139,23 @@ def _pack(options: argparse.Namespace) -> int:
     return 0
 
 
+def _check_target(model: Path, target: Path, force: bool) -> None:
+    """Raises ValueError rather than replace what is no package: a model, a folder, a device."""
+    from engine.package import MAGIC
+
+    if not target.parent.is_dir():
+        raise ValueError(f"{target}: there is no folder {target.parent}; make it first")
+    if not target.exists():
+        return
+    if model.exists() and target.samefile(model):
+        raise ValueError(f"{target}: is the model itself; name another file for the package")
+    if not target.is_file():
+        raise ValueError(f"{target}: is no regular file; name a file for the package")
+    with target.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC and not force:
+            raise ValueError(f"{target}: exists and is no package; --force replaces it")
+
+
 def _package_of(model: Path) -> Path:
     """`model` if it is a package, else its package from the user's cache, made on first use.
 
@@ -149,14 +174,28 @@ def _package_of(model: Path) -> Path:
         files = sorted(model.iterdir()) if model.is_dir() else [model]
         identity = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
         key = hashlib.sha256(json.dumps([MAGIC.decode(), identity]).encode()).hexdigest()[:24]
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        path = root / "decode-engine" / f"{model.stem}-{key}.pkg"
+        path = _cache_folder() / f"{model.stem}-{key}.pkg"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             build_package(checkpoint, path, name=model.stem, progress=_progress("packing"))
         return path
     finally:
         checkpoint.close()
+
+
+def _cache_folder() -> Path:
+    """`$HARNESS_CACHE`/packages where that is set, else `decode-engine` in the user's cache."""
+    shared = os.environ.get("HARNESS_CACHE")
+    if shared:
+        return Path(shared) / "packages"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "decode-engine"
+
+
+def _stdin_text() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the prompt from stdin is not UTF-8 text: {error}") from error
 
 
 def _generate(options: argparse.Namespace) -> int:
@@ -173,7 +212,9 @@ def _generate(options: argparse.Namespace) -> int:
         repetition_penalty=options.repetition_penalty,
         seed=options.seed,
     )
-    text = sys.stdin.read() if options.prompt == "-" else options.prompt
+    text = _stdin_text() if options.prompt == "-" else options.prompt
+    if options.max_new < 1:
+        raise ValueError(f"--max-new is {options.max_new}, expected at least 1")
     with Package.open(_package_of(options.model)) as package:
         if package.tokenizer is None:
             raise ValueError(

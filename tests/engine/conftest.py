@@ -5,38 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import gguf
 import pytest
 
 from engine.formats import open_checkpoint
 from engine.formats.checkpoint import Checkpoint
+from engine.formats.gguf_writer import write_gguf
 from engine.formats.synthetic import SyntheticCheckpoint
 from engine.package import Package, build_package
-
-# ggml type of the layers' weights → scheme of the package
-SCHEMES = {"F32": "f32", "F16": "f16", "BF16": "bf16", "Q8_0": "q8", "Q4_0": "q4", "Q4_1": "q4"}
-
-
-def write_gguf(source: SyntheticCheckpoint, path: Path, kind: str) -> None:
-    """`source` as a GGUF file whose matrices are of ggml type `kind`, by the gguf library."""
-    writer = gguf.GGUFWriter(path, "llama")
-    for key, value in source.metadata.items():
-        if isinstance(value, float):
-            writer.add_float32(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-    quantisation = gguf.GGMLQuantizationType[kind]
-    for name, info in source.tensors.items():
-        values = source.float32(name)
-        if len(info.shape) == 1 or kind == "F32":
-            writer.add_tensor(name, values)
-        else:
-            data = gguf.quants.quantize(values, quantisation)
-            writer.add_tensor(name, data, raw_dtype=quantisation)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +30,9 @@ def checkpoint_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], C
     def make(kind: str) -> Checkpoint:
         path = folder / f"{kind}.gguf"
         if not path.exists():
-            write_gguf(SyntheticCheckpoint(seed=5, ffn=160), path, kind)
+            source = SyntheticCheckpoint(seed=5, ffn=160)
+            matrices = [name for name, info in source.tensors.items() if len(info.shape) > 1]
+            write_gguf(source, path, types=dict.fromkeys(matrices, kind))
         return open_checkpoint(path)
 
     return make
