@@ -110,7 +110,7 @@ class Facts(Record):
         return tuple(folder for folder in self.folders if folder.usable)
 
     def why_no_folder(self) -> str:
-        """A sentence with the reason of each candidate (C31)."""
+        """A sentence with the reason of each candidate."""
         reasons = (f"{folder.path}: {folder.reason}" for folder in self.folders if folder.reason)
         return "; ".join(reasons) or "no candidate folder was tried"
 
@@ -119,7 +119,7 @@ class Facts(Record):
 
 
 def common_features(cpus: Iterable[CpuFacts]) -> tuple[str, ...]:
-    """Features that every one of `cpus` has, in the order of the first (C01)."""
+    """Features that every one of `cpus` has, in the order of the first."""
     sets = [cpu.features for cpu in cpus]
     if not sets:
         return ()

@@ -1,7 +1,7 @@
 """Processes of this machine, read from /proc: identity, parents, whole trees.
 
 A pid alone names nobody, since pids are reused; with the start time in clock ticks since boot, and
-the boot it belongs to, it names one process for good (C33). Linux only.
+the boot it belongs to, it names one process for good. Linux only.
 """
 
 from __future__ import annotations

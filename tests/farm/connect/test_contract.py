@@ -1,7 +1,7 @@
 """What every server and login shell must give alike: OpenSSH, dropbear, virtual boards, odd shells.
 
-Covers C22 (output, deadline), C27 (fish, csh, ash), C28 (busybox only), C29 (no SFTP) and C30
-(start files that print).
+Output and deadlines, fish, csh and ash as login shells, boards with busybox alone or without
+SFTP, and start files that print.
 """
 
 from __future__ import annotations

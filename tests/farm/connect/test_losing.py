@@ -1,4 +1,4 @@
-"""Boards that freeze, vanish or come back while something is going on (C22, C23)."""
+"""Boards that freeze, vanish or come back while something is going on."""
 
 from __future__ import annotations
 

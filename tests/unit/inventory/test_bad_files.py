@@ -1,4 +1,4 @@
-"""devices.yaml files with a mistake: the message leads to the line and says what to do (C35)."""
+"""devices.yaml files with a mistake: the message leads to the line and says what to do."""
 
 from __future__ import annotations
 
