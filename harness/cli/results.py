@@ -141,12 +141,12 @@ def export(
 
 def _open(target: str | None) -> Store:
     """The store, which must exist: looking at results makes no file."""
-    from harness.paths import state_dir
+    from harness.paths import existing_state_dir
     from harness.store import Store
 
     if target is not None and "://" in target:
         return Store.open(target)
-    path = state_dir() / "results.sqlite" if target is None else Path(target)
+    path = existing_state_dir() / "results.sqlite" if target is None else Path(target)
     if not path.is_file():
         raise HarnessError(
             "there are no results yet",
