@@ -6,12 +6,13 @@ import datetime
 from typing import Any
 
 import pandas as pd
+import sqlalchemy as sa
 
 from harness.boards import virtual
 from harness.boards.leases import Leases
 from harness.inventory import Board
 from harness.paths import state_dir
-from harness.store import Store
+from harness.store import CampaignRow, RunRow, Store, is_dead
 from harness.verdicts import Record
 
 
@@ -27,6 +28,15 @@ class Ending(Record):
     remedy: str | None = None
 
 
+class Left(Record):
+    """A run without an end, of a harness that ended: it may still be on the board."""
+
+    run_id: str
+    stage: str
+    since: datetime.datetime
+    stopped: bool  # by the user, so that only --resume continues it
+
+
 class Status(Record):
     """`address` of a virtual board is where it listens, "stopped" when it does not run."""
 
@@ -39,6 +49,7 @@ class Status(Record):
     held_until: datetime.datetime | None = None
     last: Ending | None = None
     last_error: Ending | None = None  # infrastructure, the newest
+    left: tuple[Left, ...] = ()  # the oldest first
 
 
 def status_of(boards: list[Board]) -> list[Status]:
@@ -66,7 +77,33 @@ def _status(store: Store, board: Board, running: dict[str, Any]) -> Status:
         held_until=holder.expires_at if holder else None,
         last=_ending(judged),
         last_error=_ending(errors),
+        left=_left(store, board.name),
     )
+
+
+def _left(store: Store, board: str) -> tuple[Left, ...]:
+    """Runs of dead harnesses that the same command would still continue."""
+    query = (
+        sa.select(RunRow, CampaignRow)
+        .join(CampaignRow, CampaignRow.id == RunRow.campaign_id)
+        .where(
+            RunRow.board == board,
+            RunRow.state.in_(("planned", "running")),
+            CampaignRow.finished_at.is_(None),
+        )
+        .order_by(RunRow.started_at)
+    )
+    with store.database.reading() as session:
+        return tuple(
+            Left(
+                run_id=run.id,
+                stage=run.stage,
+                since=run.started_at,
+                stopped=campaign.outcome is not None,
+            )
+            for run, campaign in session.execute(query)
+            if is_dead(campaign.owner)
+        )
 
 
 def _ending(runs: pd.DataFrame) -> Ending | None:

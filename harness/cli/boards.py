@@ -69,7 +69,7 @@ def list_boards(
     rows = [
         (
             status.board,
-            "virtual" if board.virtual is not None else "",
+            "virtual" if board.virtual is not None else "ssh",
             status.address,
             ", ".join(board.tags),
             status.holder or "free",
@@ -236,13 +236,20 @@ def _reasons(status: Status) -> list[str]:
             f"{status.board} is held by {status.holder}: {status.reason or 'no reason given'}",
             f"  since {since}, until {until} unless renewed",
         ]
+    for run in status.left:
+        again = "the same command with --resume" if run.stopped else "the same command"
+        lines.append(
+            f"a {run.stage} run ({run.run_id[:8]}) of a harness that ended may still be on it; "
+            f"{again} continues it, another one ends it"
+        )
     if status.last is None:
-        return [*lines, "no run of it is known here"]
+        return lines if status.left else [*lines, "no run of it is known here"]
     lines.append(f"last run: {_sentence(status.last)}")
     error = status.last_error
     if error is not None:
         lines.append(f"last trouble: {_sentence(error)}")
-        if error.remedy:
+        # A run that found the board busy advises what is being asked right now.
+        if error.remedy and "boards why" not in error.remedy:
             lines.append(f"  what to do: {error.remedy}")
     return lines
 
@@ -359,4 +366,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         table.add_column(Text(title))
     for row in rows:
         table.add_row(*(Text(visible(cell)) for cell in row))
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    if not console.is_terminal:  # lines of a file or a pipe are not cut
+        console = Console(highlight=False, width=200)
+    console.print(table)

@@ -262,7 +262,11 @@ class BoardRun:
         """Ends what a killed harness left running here and nobody will collect."""
         keep = self.continued.id if self.continued is not None else None
         for row in orphans(self.store, self.board.name, self.orders.campaign_id, keep=keep):
-            self.say("", f"clearing away an abandoned {row.stage} run")
+            # It may have run for hours: whoever ends it says so, and not in a passing line.
+            self.campaign.reporter.note(
+                f"{self.board.name}: ending {row.stage} run {row.id[:8]}, which a harness that is "
+                "gone left here"
+            )
             self.clean_up(self.placed.run_of(row))
             mine = row.campaign_id == self.orders.campaign_id
             if mine and row.engine_hash not in (None, self.placed.engine_hash):

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
 from harness.boards import virtual
 from harness.boards.leases import Leases
 from harness.cli.boards import app
+from harness.farm.resume import mark_stopped
 from harness.inventory import Board, load_farm
-from harness.store import Store
+from harness.store import CampaignRow, Store
 from harness.verdicts import Outcome, Verdict
 
 Make = Callable[..., Board]
@@ -49,8 +53,13 @@ def real(home: Path, make_board: Make) -> tuple[Path, str]:
 
 
 def test_list_shows_boards_without_connecting_or_starting_any(farm: Path, home: Path) -> None:
+    farm.write_text(farm.read_text() + f"  far: {{host: {'long-name.' * 9}example, user: me}}\n")
     result = harness_boards("list", "--farm", farm)
     assert result.exit_code == 0
+    # In a pipe, nothing is cut to the width of a terminal.
+    (row,) = (line for line in result.stdout.splitlines() if " far " in line)
+    assert f"me@{'long-name.' * 9}example:22" in row
+    assert " ssh " in row
     assert all(name in result.stdout for name in ("virt-1", "virt-2", "dead", "free"))
     assert virtual.running() == []
     assert not (home / "results.sqlite").exists()
@@ -110,6 +119,39 @@ def test_why_tells_the_last_run_and_the_last_trouble(farm: Path) -> None:
     assert lines[3].strip() == "what to do: make room"
     entry = json.loads(harness_boards("list", "--farm", farm, "--json").stdout)[0]
     assert entry["last"]["outcome"] == "pass"
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["killed", "stopped"])
+def test_why_tells_the_run_of_a_dead_harness_and_how_it_is_continued(
+    farm: Path, stopped: bool
+) -> None:
+    script = "from harness.store import current_owner; print(current_owner())"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+    with Store.open() as store:
+        campaign = store.begin_campaign("stress", ["harness", "stress"], {})
+        run = store.begin_run(campaign_id=campaign, board="virt-1", stage="stress")
+        assert "stress" not in harness_boards("why", "virt-1", "--farm", farm).stdout
+        with store.database.writing() as session:
+            session.execute(sa.update(CampaignRow).values(owner=done.stdout.decode().strip()))
+        mark_stopped(store, campaign, stopped)
+        told = harness_boards("why", "virt-1", "--farm", farm).stdout
+        assert f"a stress run ({run[:8]}) of a harness that ended may still be on it" in told
+        assert ("--resume continues it" in told) == stopped
+        store.finish_campaign(campaign, Outcome.INVALID)
+        assert "stress" not in harness_boards("why", "virt-1", "--farm", farm).stdout
+
+
+def test_why_does_not_advise_itself(farm: Path) -> None:
+    with Store.open() as store:
+        campaign = store.begin_campaign("bringup", ["harness"], {})
+        run = store.begin_run(campaign_id=campaign, board="virt-1", stage="tiny")
+        busy = Verdict(
+            outcome=Outcome.ERROR, headline="held", remedy="see `harness boards why virt-1`"
+        )
+        store.finish_run(run, busy, error_kind="busy")
+    told = harness_boards("why", "virt-1", "--farm", farm).stdout
+    assert "error (busy), held" in told
+    assert "boards why" not in told
 
 
 def test_enrol_pins_the_shown_key_after_a_yes(real: tuple[Path, str]) -> None:

@@ -79,8 +79,10 @@ def test_starting_anew_clears_away_what_the_killed_harness_left(
 ) -> None:
     row = killed_in_stress(lab, arguments)
     tiny = ["bringup", "--model", arguments[2], "--stage", "tiny", "--json", "--fresh"]
-    code, result = lab.command(*tiny).finish()
+    command = lab.command(*tiny)
+    code, result = command.finish()
     assert (code, result["boards"]["v"]["tiny"]["outcome"]) == (0, "pass")
+    assert f"ending stress run {row.id[:8]}" in command.log.read_text()
     orphan = lab.store.run(row.id)
     assert (orphan.state, orphan.outcome, orphan.error_kind) == ("judged", "invalid", "abandoned")
     assert lab.spools() == []
