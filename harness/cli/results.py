@@ -100,7 +100,9 @@ def show(
 @app.command()
 @guard
 def export(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="Where to: its ending is the form.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Where to: its ending is the form; - is stdout.")
+    ],
     form: Annotated[
         str | None,
         typer.Option("--format", metavar="csv|json|parquet", help="If the ending does not say it."),
@@ -114,7 +116,7 @@ def export(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write stored results to a file: one row per run, or per check.
+    """Write stored results to a file or to stdout: one row per run, or per check.
 
     CSV and Parquet hold nested values (parameters, details) as JSON texts; Parquet needs pyarrow.
 
@@ -123,7 +125,15 @@ def export(
       harness results export runs.csv
       harness results export checks.parquet --table checks
       harness results export last.json --campaign last --board rk3588-01
+      harness results export - --format csv | column -s, -t
     """
+    on_stdout = str(path) == "-"
+    if on_stdout and as_json:
+        raise HarnessError(
+            "--json and the results both want stdout",
+            expected="one of them",
+            remedy="name a file, or use --format json without --json",
+        )
     with _open(store) as opened:
         rows = opened.export(
             path,
@@ -136,7 +146,8 @@ def export(
     if as_json:
         emit_json({"path": str(path.absolute()), "table": table, "rows": rows})
     else:
-        say(f"{rows} {table if rows != 1 else table.removesuffix('s')} in {path}")
+        unit = table if rows != 1 else table.removesuffix("s")
+        say(f"{rows} {unit} in {'stdout' if on_stdout else path}")
 
 
 def _open(target: str | None) -> Store:

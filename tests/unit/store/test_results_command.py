@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -120,3 +123,80 @@ def test_a_wrong_format_or_table_is_one_message(
         assert result.exit_code == 2
         assert result.stderr.startswith("error: ")
         assert "expected" in result.stderr
+
+
+def test_a_dash_exports_to_stdout_and_tells_the_count_on_stderr(
+    harness: Callable[..., Result],
+    add_run: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    add_run(board="rk-01")
+    before = sorted(tmp_path.iterdir())
+    result = harness("export", "-", "--format", "csv")
+    assert result.exit_code == 0
+    rows = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert [row["board"] for row in rows] == ["rk-01"]
+    assert "1 run in stdout" in result.stderr
+    assert json.loads(harness("export", "-", "--format", "json").stdout)[0]["board"] == "rk-01"
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--format", "parquet"], "Parquet is no text"),
+        ([], "stdout has no ending"),
+        (["--format", "csv", "--json"], "both want stdout"),
+    ],
+)
+def test_what_cannot_go_to_stdout_is_refused(
+    options: list[str],
+    told: str,
+    harness: Callable[..., Result],
+    add_run: Callable[..., str],
+) -> None:
+    add_run()
+    result = harness("export", "-", *options)
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(
+    harness: Callable[..., Result], add_run: Callable[..., str], tmp_path: Path
+) -> None:
+    add_run(board="rk-01")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        result = harness("export", pipe, "--format", "json")
+        assert result.exit_code == 0
+        assert json.loads(os.read(reader, 1 << 20))[0]["board"] == "rk-01"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_a_link_stays_a_link_when_it_is_written_through(
+    harness: Callable[..., Result], add_run: Callable[..., str], tmp_path: Path
+) -> None:
+    add_run(board="rk-01")
+    target, link = tmp_path / "target", tmp_path / "stdout"
+    target.write_text("old and longer than nothing")
+    link.symlink_to(target)
+    assert harness("export", link, "--format", "json").exit_code == 0
+    assert link.is_symlink()
+    assert json.loads(target.read_text())[0]["board"] == "rk-01"
+
+
+def test_a_missing_folder_is_named_and_not_made(
+    harness: Callable[..., Result], add_run: Callable[..., str], tmp_path: Path
+) -> None:
+    add_run()
+    result = harness("export", tmp_path / "mistyped" / "runs.csv")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {tmp_path / 'mistyped'}: there is no such folder")
+    assert not (tmp_path / "mistyped").exists()
