@@ -33,10 +33,10 @@ def test_a_folder_that_cannot_be_made_is_named_with_its_variable(
     place = tmp_path / "file" / below
     monkeypatch.setenv("HARNESS_HOME", str(place))
     monkeypatch.setenv("HARNESS_CACHE", str(place))
-    with pytest.raises(HarnessError, match="cannot be made: .*; set HARNESS_HOME to") as caught:
+    with pytest.raises(HarnessError, match=r"cannot be made: .*; set HARNESS_HOME to") as caught:
         state_dir()
     assert caught.value.where == str(place)
-    with pytest.raises(HarnessError, match="cannot be made: .*; set HARNESS_CACHE to") as caught:
+    with pytest.raises(HarnessError, match=r"cannot be made: .*; set HARNESS_CACHE to") as caught:
         cache_dir("models")
     assert caught.value.where == str(place / "models")
 
