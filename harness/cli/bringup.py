@@ -143,9 +143,11 @@ def run_and_report(
 ) -> CampaignResult:
     """Runs a campaign with progress on stderr, and prints its result on stdout."""
     from harness.cli.summary import print_summary
+    from harness.farm.selection import check_context
     from harness.store import Store
 
     prepared = prepare(model)
+    check_context(prepared, options)  # before a database is made
     with Store.open() as store:
         result = run(boards, prepared, options, stages, store, resume=resume)
     if as_json:

@@ -16,6 +16,7 @@ from harness.farm.campaign import Campaign, Orders
 from harness.farm.progress import Reporter
 from harness.farm.results import CampaignResult
 from harness.farm.resume import mark_stopped, was_stopped
+from harness.farm.selection import check_context
 from harness.store import Store, options_hash
 from harness.verdicts import Outcome
 
@@ -82,6 +83,7 @@ def open_campaign(
     """A campaign that has not started any board: a new one, or the one to be continued."""
     from harness.jobs import stages as all_stages
 
+    check_context(model, options)
     chosen = tuple(all_stages() if stages is None else stages)
     store.record_model(
         model.sha256,

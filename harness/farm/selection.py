@@ -14,6 +14,7 @@ from harness.inventory import load_farm
 from harness.inventory.scalars import is_secret_name
 
 if TYPE_CHECKING:
+    from harness.deploy.models import PreparedModel
     from harness.inventory import Board
     from harness.jobs.base import BringupOptions, Stage
 
@@ -23,9 +24,9 @@ def choose_boards(
 ) -> list[Board]:
     """The boards of the file `farm` that were asked for. `environment`: `BOARD:KEY=VALUE` each.
 
-    Raises HarnessError for an unknown board or tag, for what is no assignment, and for a variable
-    whose name says that it is a secret (the same rule as in devices.yaml). No message repeats a
-    value.
+    Raises HarnessError for an unknown board or tag, for what is no assignment, for a fault that the
+    engine would not know how to plant, and for a variable whose name says that it is a secret (the
+    same rule as in devices.yaml). No message repeats a value that may be a secret.
     """
     boards = load_farm(farm).select(names, tags)
     added: dict[str, dict[str, str]] = {}
@@ -37,12 +38,32 @@ def choose_boards(
                 expected="one of " + ", ".join(board.name for board in boards),
             )
         added.setdefault(name, {})[key] = value
-    return [
+    chosen = [
         board.model_copy(update={"environment": {**board.environment, **added[board.name]}})
         if board.name in added
         else board
         for board in boards
     ]
+    for board in chosen:
+        _check_faults(board)
+    return chosen
+
+
+def _check_faults(board: Board) -> None:
+    """The engine refuses these too, but on the board, where it would look like its own failure."""
+    fault = board.environment.get("ENGINE_FAULT")
+    if not fault:
+        return
+    from engine.units.faulty import parse  # numpy, only where a fault is asked for
+
+    try:
+        parse(fault)
+    except ValueError as error:
+        raise HarnessError(
+            str(error),
+            where=f"environment of board {board.name}",
+            remedy="correct it in devices.yaml or in --board-env",
+        ) from error
 
 
 def _assignment(text: str) -> tuple[str, str, str]:
@@ -75,6 +96,17 @@ def choose_stages(names: Sequence[str]) -> list[Stage]:
                 remedy=f"did you mean {near[0]!r}?" if near else "",
             )
     return [stage for stage in known if not names or stage.name in names]
+
+
+def check_context(model: PreparedModel, options: BringupOptions) -> None:
+    """Raises HarnessError for a designed context that the model was not made for."""
+    largest = model.hyperparameters.context
+    if options.context is not None and options.context > largest:
+        raise HarnessError(
+            f"a context of {options.context}",
+            expected=f"at most {largest}, which the model {model.name} was made for",
+            remedy="choose a shorter --context, or leave it out",
+        )
 
 
 def bringup_options(**values: Any) -> BringupOptions:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from engine.formats.gguf_writer import write_gguf
+from engine.formats.synthetic import SyntheticCheckpoint
+from harness.cli.bringup import app
+from harness.deploy.models import prepare_model, prepare_tiny
 from harness.errors import HarnessError
+from harness.farm.progress import Silent
+from harness.farm.runner import open_campaign
 from harness.farm.selection import bringup_options, choose_boards, choose_stages
 from harness.jobs import stages
+from harness.store import Store
 
 
 @pytest.fixture
@@ -67,3 +76,42 @@ def test_an_unknown_stage_is_refused_with_the_nearest_name() -> None:
 def test_an_option_out_of_range_is_named() -> None:
     with pytest.raises(HarnessError, match=r"stress_minutes: found 0.*greater than 0"):
         bringup_options(stress_minutes=0)
+
+
+@pytest.mark.parametrize("fault", ["sclae:1.02@L00.ffn.down", "scale:much@L00.ffn.down", "nan"])
+@pytest.mark.parametrize("written", ["--board-env", "devices.yaml"])
+def test_a_fault_that_cannot_be_planted_is_refused_before_anything_runs(
+    farm: Path, fault: str, written: str
+) -> None:
+    extra = [f"virt-2:ENGINE_FAULT={fault}"]
+    if written == "devices.yaml":
+        extra = []
+        entry = f"  virt-2: {{virtual: {{}}, environment: {{ENGINE_FAULT: '{fault}'}}}}\n"
+        farm.write_text("boards:\n" + entry)
+    with pytest.raises(HarnessError, match=r"board virt-2: ENGINE_FAULT"):
+        choose_boards(farm, ["virt-2"], (), extra)
+
+
+def test_a_context_beyond_the_model_is_refused_before_anything_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HARNESS_HOME", str(tmp_path / "state"))
+    (tmp_path / "devices.yaml").write_text("boards:\n  v: {virtual: {}}\n")
+    model = tmp_path / "small.gguf"
+    write_gguf(SyntheticCheckpoint(seed=7), model)
+    largest = prepare_model(model).hyperparameters.context
+    words = ["--farm", tmp_path / "devices.yaml", "--model", model, "--context", largest + 1]
+    told = CliRunner().invoke(app, [str(word) for word in words])
+    assert told.exit_code == 2
+    assert f"a context of {largest + 1}; expected at most {largest}" in told.stderr
+    assert not (tmp_path / "state" / "results.sqlite").exists()
+
+
+def test_no_caller_may_begin_a_campaign_beyond_the_models_context(tmp_path: Path) -> None:
+    model = prepare_tiny(0)
+    options = bringup_options(context=model.hyperparameters.context + 1)
+    with (
+        Store.open(tmp_path / "results.sqlite") as store,
+        pytest.raises(HarnessError, match="expected at most"),
+    ):
+        open_campaign([], model, options, store, Silent(), stop=threading.Event())
