@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.bringup import FarmOption, FreshOption, JsonOption, prepare, run, which
+from harness.cli.bringup import (
+    FarmOption,
+    FreshOption,
+    JsonOption,
+    ResumeOption,
+    prepare,
+    run,
+    which,
+)
 from harness.cli.output import emit, emit_json, guard, say
 from harness.errors import HarnessError
 
@@ -24,6 +32,7 @@ def demo(
     stress_minutes: Annotated[
         float, typer.Option(min=0.1, help="Length of the stress stage.")
     ] = 1.0,
+    resume: ResumeOption = False,
     fresh: FreshOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -34,7 +43,7 @@ def demo(
     """
     from dashboards.site import build_site
     from harness.cli.summary import print_summary
-    from harness.farm.selection import bringup_options, choose_boards, choose_stages
+    from harness.farm.selection import bringup_options, check_context, choose_boards, choose_stages
     from harness.paths import state_dir
     from harness.store import Store
 
@@ -48,8 +57,9 @@ def demo(
         )
     options = bringup_options(stress_minutes=stress_minutes, context=DEMO_CONTEXT)
     model = prepare(None)
+    check_context(model, options)
     with Store.open() as store:
-        result = run(boards, model, options, choose_stages(()), store, resume=which(False, fresh))
+        result = run(boards, model, options, choose_stages(()), store, resume=which(resume, fresh))
         if not as_json:
             print_summary(result)
         page = build_site(store, state_dir() / "dashboard")

@@ -14,7 +14,7 @@ from harness.boards.leases import Leases, lease_guard
 from harness.deadline import Deadline
 from harness.errors import HarnessError
 from harness.farm.progress import Reporter
-from harness.farm.results import INTERRUPTED, CampaignResult, StageResult
+from harness.farm.results import INTERRUPTED, CampaignResult, StageResult, stopped_verdict
 from harness.farm.resume import mark_stopped
 from harness.verdicts import Outcome, Verdict
 
@@ -130,8 +130,9 @@ class Campaign:
 
     def publish_interrupted(self, board: str, stage: str) -> None:
         """A stage that was not begun, or not ended, when the user asked to stop."""
-        verdict = Verdict(outcome=Outcome.INVALID, headline="stopped by the user")
-        self.publish(StageResult(board, stage, verdict, None, attempts=0, error_kind=INTERRUPTED))
+        self.publish(
+            StageResult(board, stage, stopped_verdict(), None, attempts=0, error_kind=INTERRUPTED)
+        )
 
     def peek(self, board: str, stage: str) -> StageResult | None:
         """The stage's result, or None while there is none."""

@@ -14,6 +14,15 @@ INTERRUPTED = "interrupted"  # the user stopped it
 ABANDONED = "abandoned"  # its harness ended, and nobody went on with it
 
 
+def stopped_verdict() -> Verdict:
+    """Of a stage that was not begun, or not ended, when the user asked to stop."""
+    return Verdict(
+        outcome=Outcome.INVALID,
+        headline="stopped by the user",
+        remedy="continue it: the same command with --resume",
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class StageResult:
     """One stage on one board. `attempts` counts runs, those that ended in an ERROR included."""

@@ -17,7 +17,7 @@ from harness.farm.board import (
     kind_of,
     one_line,
 )
-from harness.farm.results import INTERRUPTED, StageResult
+from harness.farm.results import INTERRUPTED, StageResult, stopped_verdict
 from harness.farm.resume import collected_log, judged
 from harness.jobs import lifecycle
 from harness.jobs.base import StageContext
@@ -95,7 +95,7 @@ class StageRun:
                 self.run.say(self.stage.name, "judging")
                 verdict = self.stage.judge(context, log)
         except Interrupted:
-            self._record(run_id, _stopped(), INTERRUPTED)
+            self._record(run_id, stopped_verdict(), INTERRUPTED)
             raise
         except HarnessError as error:
             kind, verdict = kind_of(error), error_verdict(error)
@@ -214,10 +214,6 @@ class StageRun:
 
     def _record(self, run_id: str, verdict: Verdict, kind: str | None) -> None:
         self.store.finish_run(run_id, verdict, error_kind=kind, boot_id=self._boot_id)
-
-
-def _stopped() -> Verdict:
-    return Verdict(outcome=Outcome.INVALID, headline="stopped by the user")
 
 
 def _defect(error: Exception) -> Verdict:

@@ -138,6 +138,7 @@ def test_ctrl_c_ends_in_order_and_only_resume_continues(lab: Any, arguments: lis
     assert (code, result["interrupted"]) == (2, True)
     assert result["boards"]["v"]["tiny"]["outcome"] == "pass"
     assert result["boards"]["v"]["stress"]["error_kind"] == "interrupted"
+    assert "same command with --resume" in result["boards"]["v"]["stress"]["remedy"]
     assert "SIGINT: ending the runs and cleaning the boards" in command.log.read_text()
     assert lab.store.run(row.id).error_kind == "interrupted"
     assert lab.leases.held() == []
