@@ -184,7 +184,8 @@ def _judge_error(error: Mapping[str, Any], log: RunLog, stage: str) -> Verdict:
         remedy = "use a shorter context or a smaller scheme; " + memory_trend(log)
     else:
         headline = f"the engine stopped: {kind}: {message}"
-        remedy = "; ".join(str(line) for line in error.get("raised_at", ())) or "read the run's log"
+        frames = "; ".join(str(line) for line in error.get("raised_at", ()))
+        remedy = "read the engine's log" + (f"; raised at {frames}" if frames else "")
     sentence = f"{kind}: {message}"
     if error.get("layer") is not None:
         sentence += f" (layer {error['layer']})"

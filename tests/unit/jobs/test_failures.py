@@ -154,3 +154,13 @@ def test_exit_code_without_an_error_is_a_finding(
 def test_headlines_stay_on_one_short_line() -> None:
     assert short("a\nb   c") == "a b c"
     assert len(short("word " * 100)) <= 118
+
+
+def test_frames_of_a_traceback_are_evidence_and_no_remedy(
+    build: LogBuilder, stage_context: Contexts
+) -> None:
+    build.started().add(
+        "error", kind="ValueError", message="no", raised_at=["packed.py:9 f", "packed.py:12 g"]
+    )
+    verdict = judged(stage_context(), build.ended("failed", code=1))
+    assert verdict.remedy == "read the engine's log; raised at packed.py:9 f; packed.py:12 g"
