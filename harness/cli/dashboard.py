@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.output import emit, emit_json, guard, say
+from harness.cli.results import _open as open_existing  # looking at results makes no database
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
 
@@ -57,9 +58,8 @@ def build_pages(
     """
     from dashboards.site import as_json as report_json
     from dashboards.site import build, default_folder
-    from harness.store import Store
 
-    with Store.open(store_path) as store:
+    with open_existing(store_path) as store:
         report = build(store, out or default_folder(), incremental=not everything)
     if as_json:
         emit_json(report_json(report))
@@ -97,11 +97,10 @@ def serve_pages(
     from dashboards.reading import stamp
     from dashboards.serve import rebuild_when_changed, serving
     from dashboards.site import build, default_folder
-    from harness.store import Store
 
     folder = out or default_folder()
     try:
-        with Store.open(store_path) as store:
+        with open_existing(store_path) as store:
             known = stamp(store)
             build(store, folder)
             with serving(folder, host, port) as server:

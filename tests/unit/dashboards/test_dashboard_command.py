@@ -92,3 +92,14 @@ def test_help_has_examples(command: str) -> None:
     answer = runner.invoke(app, [command, "--help"])
     assert "Examples" in answer.stdout
     assert f"harness dashboard {command}" in answer.stdout
+
+
+@pytest.mark.parametrize("command", ["build", "serve"])
+def test_without_results_nothing_is_made_and_it_says_what_to_do(
+    command: str, tmp_path: Path
+) -> None:
+    path, out = tmp_path / "typo.sqlite", tmp_path / "site"
+    answer = runner.invoke(app, [command, "--store", str(path), "--out", str(out)])
+    assert answer.exit_code == 2
+    assert f"{path}: there are no results yet" in answer.stderr
+    assert list(tmp_path.iterdir()) == []
