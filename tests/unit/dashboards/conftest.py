@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -15,20 +16,17 @@ from dashboards.site import write_site
 from harness.store import Store
 
 
-def _load_sample() -> ModuleType:
-    path = Path(__file__).parents[2] / "dashboard_sample.py"
-    spec = importlib.util.spec_from_file_location("dashboard_sample", path)
+@pytest.fixture(scope="session")
+def sample() -> ModuleType:
+    """The recorder of sample campaigns (the folder tests/sample_campaigns)."""
+    folder = Path(__file__).parents[2] / "sample_campaigns"
+    spec = importlib.util.spec_from_file_location("sample_campaigns", folder / "__init__.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its modules import each other through it
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(scope="session")
-def sample() -> ModuleType:
-    """The recorder of sample campaigns (tests/dashboard_sample.py)."""
-    return _load_sample()
 
 
 @pytest.fixture

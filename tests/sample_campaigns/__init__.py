@@ -1,0 +1,34 @@
+"""Campaigns as the harness would record them, for the tests of the dashboard."""
+
+from __future__ import annotations
+
+from harness.verdicts import Outcome
+
+from .recorder import (
+    FAULT,
+    HOSTILE,
+    MODEL,
+    Recorder,
+    record_all,
+    record_passing,
+    record_troubled,
+    record_unfinished,
+)
+from .verdicts import accuracy_verdict, curve_verdict, facts, stress_verdict, tiny_verdict
+
+__all__ = [
+    "FAULT",
+    "HOSTILE",
+    "MODEL",
+    "Outcome",
+    "Recorder",
+    "accuracy_verdict",
+    "curve_verdict",
+    "facts",
+    "record_all",
+    "record_passing",
+    "record_troubled",
+    "record_unfinished",
+    "stress_verdict",
+    "tiny_verdict",
+]
