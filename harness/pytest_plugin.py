@@ -2,7 +2,10 @@
 
     pytest -m device                                    # every board of devices.yaml, every stage
     pytest -m device --boards rk-01,rk-02 --stress-minutes 30
-    pytest -m device --tag nightly --model model.gguf --junit-xml report.xml
+    pytest -m device --tag nightly --model=model.gguf --junit-xml report.xml
+
+FILEs are given with "=": pytest chooses its root folder before it knows the options below, and
+would take a file that stands alone for a test.
 
 Registered as an entry point, so it works in any repository where the harness is installed. It is
 inert otherwise: device tests run only when `-m device` asks for them, or when their own file or
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 
 MARKER = "device: runs on the boards of devices.yaml; asked for with -m device"
 DEFAULT_FARM = "devices.yaml"
+WITH_EQUALS = "Write it with '=', or pytest takes FILE for a test when it chooses its root folder"
 
 
 class Case(NamedTuple):
@@ -64,7 +68,9 @@ CASES = pytest.StashKey[list[Case]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("decode-harness", "bring-up on boards (-m device)")
     group.addoption(
-        "--farm", metavar="FILE", help=f"what describes the boards; default: {DEFAULT_FARM} here"
+        "--farm",
+        metavar="FILE",
+        help=f"what describes the boards; default: {DEFAULT_FARM} here. {WITH_EQUALS}",
     )
     group.addoption(
         "--boards",
@@ -81,7 +87,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="only boards with this tag; given again: with all of them",
     )
     group.addoption(
-        "--model", metavar="PATH", help="GGUF or safetensors; default: SmolLM2-135M-Instruct"
+        "--model",
+        metavar="FILE",
+        help=f"GGUF or safetensors; default: SmolLM2-135M-Instruct. {WITH_EQUALS}",
     )
     group.addoption(
         "--stress-minutes",
@@ -139,7 +147,7 @@ def _select(config: pytest.Config) -> Selection:
         candidates.append(config.rootpath / DEFAULT_FARM)
     farm = next((path for path in candidates if path.is_file()), None)
     if farm is None and not named:
-        return Selection((), f"needs a {DEFAULT_FARM} in {candidates[0].parent}, or --farm FILE")
+        return Selection((), f"needs a {DEFAULT_FARM} in {candidates[0].parent}, or --farm=FILE")
     from harness.errors import HarnessError
     from harness.farm.selection import bringup_options, choose_boards
 

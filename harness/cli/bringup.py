@@ -107,7 +107,7 @@ def bringup(
       harness bringup --stage tiny --stage accuracy --json > result.json
       harness bringup --board-env virt-2:ENGINE_FAULT=scale:1.02@L07.ffn.down
 
-    Exit codes: 0 every stage passed, 1 a finding, 2 wrong use or infrastructure.
+    Exit codes: 0 every stage passed (or warned), 1 a finding, 2 wrong use or infrastructure.
     """
     from harness.farm.selection import bringup_options, choose_boards, choose_stages
 

@@ -52,7 +52,7 @@ Look at results
 
 \b
 Exit codes
-  0  every stage passed
+  0  every stage passed, if need be with warnings
   1  a finding: a stage failed, or could not be judged
   2  wrong use or infrastructure: a typo, an unreachable board, a full disk
 

@@ -46,7 +46,7 @@ def stress(
       harness stress --board rk3588-01
       harness stress --tag nightly --minutes 240
 
-    Exit codes: 0 passed, 1 a finding, 2 wrong use or infrastructure.
+    Exit codes: 0 passed (or warned), 1 a finding, 2 wrong use or infrastructure.
     """
     from harness.farm.selection import bringup_options, choose_boards, choose_stages
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dis
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from harness.cli.main import NOUNS, app
 from harness.errors import BoardError
+from harness.farm.results import ABANDONED, INTERRUPTED
 from harness.inventory import load_farm
 from harness.inventory.schema import Board, Budget, Virtual
 
@@ -40,7 +43,18 @@ def test_every_key_of_the_farm_file_is_explained(model: type[Board | Budget | Vi
 
 def test_every_kind_of_trouble_is_explained() -> None:
     text = text_of("README.md")
-    assert [kind for kind in BoardError.KINDS if f"`{kind}`" not in text] == []
+    kinds = [*BoardError.KINDS, INTERRUPTED, ABANDONED, "host", "internal"]
+    assert [kind for kind in kinds if f"`{kind}`" not in text] == []
+
+
+def test_the_example_of_a_pytest_test_imports_what_it_uses() -> None:
+    found = re.search(r"```python\n(.*?)```", text_of("README.md"), re.DOTALL)
+    assert found
+    names: dict[str, Any] = {}
+    exec(compile(found[1], "README.md", "exec"), names)
+    (test,) = (value for name, value in names.items() if name.startswith("test_"))
+    used = {item.argval for item in dis.get_instructions(test) if item.opname == "LOAD_GLOBAL"}
+    assert used - names.keys() == set()
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/devices.md"])

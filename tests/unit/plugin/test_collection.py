@@ -193,3 +193,8 @@ def test_stages_come_before_tests_of_ones_own_which_hold_their_board(
         *("test_stage[far-1-tiny]", "test_stage[far-2-tiny]"),
         *("test_mine[far-1]", "test_mine[far-2]"),
     ]
+
+
+def test_the_help_shows_files_with_an_equals_sign_and_why(elsewhere: pytest.Pytester) -> None:
+    told = " ".join(elsewhere.runpytest_subprocess("--help").stdout.str().split())
+    assert told.count("Write it with '=', or pytest takes FILE for a test") == 2
