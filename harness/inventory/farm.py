@@ -124,8 +124,8 @@ class _Reader:
     def first(self) -> HarnessError:
         """The first mistake in the file; the lines of the others follow."""
         ordered = sorted(self.problems, key=lambda item: item[0])
-        first = ordered[0][1]
-        lines = sorted({line for line, _ in ordered[1:]})
+        where, first = ordered[0]
+        lines = sorted({line for line, _ in ordered} - {where})
         if lines:
             more = f"also wrong: line {', '.join(map(str, lines[:8]))}"
             first.remedy = f"{first.remedy}; {more}" if first.remedy else more

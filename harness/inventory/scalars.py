@@ -52,7 +52,9 @@ def parse_whole(value: Any) -> int:
         return value
     if isinstance(value, str) and re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", value):
         return int(value)
-    raise Refused(describe(value), "a whole number", "write it in decimal without leading zeros")
+    digits = isinstance(value, str) and re.fullmatch(r"[-+]?[0-9][0-9_xobA-Fa-f]*", value)
+    remedy = "write it in decimal without leading zeros" if digits else ""
+    raise Refused(describe(value), "a whole number", remedy)
 
 
 def parse_number(value: Any) -> float:

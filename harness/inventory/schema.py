@@ -142,12 +142,22 @@ class Budget(Entry):
     min_end_of_context_ratio: Share | None = None  # tokens/s at the end over the start
 
 
+def _isa(value: Any) -> Any:
+    if value in ("cortex-a53", "cortex-a76"):
+        raise Refused(
+            f"{value!r}, which is not supported yet",
+            "'native', this machine's own processor",
+            "remove 'isa'",
+        )
+    return value
+
+
 class Virtual(Entry):
     """A board simulated on this machine, and the faults it shows. Times in seconds."""
 
     cpus: Count | None = None
     memory_mb: Count | None = None  # MiB, a real limit for each process on the board
-    isa: Literal["native", "cortex-a53", "cortex-a76"] = "native"
+    isa: Annotated[Literal["native"], BeforeValidator(_isa)] = "native"
     shell: Literal["sh", "fish", "csh"] = "sh"  # the login shell
     freeze_after: Positive | None = None  # after a session began: stops answering, stays connected
     refuse: Annotated[int | Literal["always"], BeforeValidator(_refuse_count)] = 0  # connections

@@ -118,7 +118,6 @@ def stop_all() -> list[str]:
 
 
 def _refuse_unsupported(board: Board) -> None:
-    assert board.virtual is not None
     if sys.platform != "linux":
         raise BoardError(
             board.name,
@@ -126,14 +125,6 @@ def _refuse_unsupported(board: Board) -> None:
             f"virtual boards need Linux, this is {sys.platform}",
             expected="Linux",
             remedy="run the harness on Linux, or use boards of hardware",
-        )
-    if board.virtual.isa != "native":
-        raise BoardError(
-            board.name,
-            "unreachable",
-            f"'isa: {board.virtual.isa}' is not supported yet",
-            expected="'isa: native', this machine's own processor",
-            remedy="remove 'isa' from the board's 'virtual' section",
         )
 
 

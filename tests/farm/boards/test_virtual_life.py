@@ -185,11 +185,6 @@ def test_the_folder_of_a_board_is_private(make_board: Make, home: Path) -> None:
     assert stat.S_IMODE((home / "boards/virt/host_key").stat().st_mode) == 0o600
 
 
-def test_another_instruction_set_is_refused_by_name(make_board: Make) -> None:
-    with pytest.raises(BoardError, match=r"isa: cortex-a53.*not supported yet.*remove 'isa'"):
-        virtual.ensure_running(make_board(isa="cortex-a53"))
-
-
 def test_a_board_that_cannot_start_tells_the_end_of_its_log(
     make_board: Make, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

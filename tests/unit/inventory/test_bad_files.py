@@ -112,6 +112,15 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("without spaces",),
     ),
     "boards:\n  a: {host: h, pin: small}\n": ("devices.yaml:2: pin: 'small'", ("'big' or a",)),
+    "boards:\n  a: {virtual: {isa: cortex-a53}}\n": (
+        "devices.yaml:2: virtual.isa: 'cortex-a53', which is not supported yet",
+        ("'native'", "remove 'isa'"),
+    ),
+    "boards:\n  a: {virtual: {isa: avr}}\n": ("devices.yaml:2: virtual.isa: 'avr'", ("'native'",)),
+    "boards:\n  a: {host: h, pin: [0, 07]}\n": (
+        "devices.yaml:2: pin: '07'",
+        ("in decimal without leading zeros",),
+    ),
     "boards:\n  a: {host: h, pin: [1, 1]}\n": ("devices.yaml:2: pin: [1, 1]", ("different",)),
     "boards:\n  a: {host: h, host_key: 'SHA256:...'}\n": (
         "devices.yaml:2: host_key: 'SHA256:...'",
@@ -283,3 +292,16 @@ def check(text: str | bytes) -> None:
         except HarnessError as error:
             said = str(error)
     assert said.startswith(str(path))
+
+
+def test_what_is_no_number_at_all_is_not_advised_to_be_decimal(tmp_path: Path) -> None:
+    told = refusal("boards:\n  a: {host: h, pin: [0, x]}\n", tmp_path)
+    assert told == "devices.yaml:2: pin: 'x'; expected a whole number"
+
+
+def test_the_lines_of_other_mistakes_do_not_repeat_the_first_ones(tmp_path: Path) -> None:
+    told = refusal("boards:\n  a: {host: h, pin: x, threads: y}\n", tmp_path)
+    assert "also wrong" not in told
+    told = refusal("boards:\n  a: {host: h, pin: x, threads: y}\n  b: {host: g, q: 1}\n", tmp_path)
+    assert told.startswith("devices.yaml:2:")
+    assert told.endswith("also wrong: line 3")

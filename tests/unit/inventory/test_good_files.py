@@ -133,7 +133,7 @@ def test_pinning_is_big_or_cores(tmp_path: Path, written: str, pin: object) -> N
 
 def test_every_fault_of_a_virtual_board_has_its_type(tmp_path: Path) -> None:
     board = board_of(
-        "virtual:\n  cpus: 2\n  memory_mb: 512\n  isa: cortex-a53\n  shell: fish\n"
+        "virtual:\n  cpus: 2\n  memory_mb: 512\n  isa: native\n  shell: fish\n"
         "  freeze_after: 2.5\n  refuse: 3\n  slow_kbps: 800\n  drop_link_at: 1\n  reboot_at: 4\n"
         "  full_disk: yes\n  readonly_root: false\n  noexec_tmp: on\n  clock: 1970\n"
         "  noisy_shell: true\n  no_sftp: true\n  host_key_changes: True\n  no_python: no\n",
@@ -142,7 +142,7 @@ def test_every_fault_of_a_virtual_board_has_its_type(tmp_path: Path) -> None:
     assert board.virtual == Virtual(
         cpus=2,
         memory_mb=512,
-        isa="cortex-a53",
+        isa="native",
         shell="fish",
         freeze_after=2.5,
         refuse=3,
