@@ -15,7 +15,7 @@ def state_dir() -> Path:
 
     Raises HarnessError where it cannot be made.
     """
-    return _made(existing_state_dir(), "HARNESS_HOME")
+    return made_folder(existing_state_dir(), "HARNESS_HOME")
 
 
 def existing_state_dir() -> Path:
@@ -29,11 +29,14 @@ def cache_dir(name: str) -> Path:
     `$HARNESS_CACHE`, else the user's cache folder. Raises HarnessError where it cannot be made.
     """
     root = os.environ.get("HARNESS_CACHE") or platformdirs.user_cache_dir("decode-harness")
-    return _made(Path(root).absolute() / name, "HARNESS_CACHE")
+    return made_folder(Path(root).absolute() / name, "HARNESS_CACHE")
 
 
-def _made(path: Path, variable: str) -> Path:
-    """`path` as a folder; `variable` is how the user names another one."""
+def made_folder(path: Path, variable: str) -> Path:
+    """`path`, created with mode 0700 where it is not there.
+
+    Raises HarnessError where it cannot be made; `variable` is how the user names another place.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:

@@ -147,7 +147,7 @@ def export(
         emit_json({"path": str(path.absolute()), "table": table, "rows": rows})
     else:
         unit = table if rows != 1 else table.removesuffix("s")
-        say(f"{rows} {unit} in {'stdout' if on_stdout else path}")
+        say(f"{rows} {unit} {'on stdout' if on_stdout else f'in {path}'}")
 
 
 def _open(target: str | None) -> Store:

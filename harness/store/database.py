@@ -25,6 +25,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from harness.errors import HarnessError
+from harness.paths import made_folder
 from harness.store.migrations import HEAD
 from harness.store.owner import boot_identity
 
@@ -108,14 +109,7 @@ class Database:
             sa.event.listen(engine, "begin", _take_turn)
             return engine
         path = Path(str(self.url.database))
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise HarnessError(
-                f"cannot create the folder: {error.strerror}",
-                where=str(path.parent),
-                remedy="set HARNESS_HOME to a folder that you may write",
-            ) from error
+        made_folder(path.parent, "HARNESS_HOME")
         # Without a pool, no connection is shared with a forked child or between threads.
         engine = sa.create_engine(
             self.url, poolclass=NullPool, connect_args={"timeout": BUSY_SECONDS}

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, selectinload
 
 from harness.errors import HarnessError
-from harness.paths import state_dir
+from harness.paths import made_folder, state_dir
 from harness.store import raw
 from harness.store.database import Database
 from harness.store.export import export_table
@@ -215,10 +215,11 @@ class Store:
             _get(session, RunRow, run_id).state = "collected"
 
     def raw_folder(self, run_id: str) -> Path:
-        """Where the run's events.jsonl and arrays/ belong; created."""
-        path = self.raw_root / run_id
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return path
+        """Where the run's events.jsonl and arrays/ belong; created.
+
+        Raises HarnessError where it cannot be made.
+        """
+        return made_folder(self.raw_root / run_id, "HARNESS_HOME")
 
     def finish_run(
         self,

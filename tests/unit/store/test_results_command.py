@@ -138,7 +138,7 @@ def test_a_dash_exports_to_stdout_and_tells_the_count_on_stderr(
     assert result.exit_code == 0
     rows = list(csv.DictReader(io.StringIO(result.stdout)))
     assert [row["board"] for row in rows] == ["rk-01"]
-    assert "1 run in stdout" in result.stderr
+    assert "1 run on stdout" in result.stderr
     assert json.loads(harness("export", "-", "--format", "json").stdout)[0]["board"] == "rk-01"
     assert sorted(tmp_path.iterdir()) == before
 

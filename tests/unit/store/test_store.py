@@ -366,3 +366,10 @@ def test_the_default_store_lies_in_the_state_folder(
     with Store.open() as store:
         assert store.raw_root == tmp_path / "home" / "raw"
     assert (tmp_path / "home" / "results.sqlite").exists()
+
+
+def test_a_folder_of_raw_files_that_cannot_be_made_is_one_message(store: Store) -> None:
+    store.raw_root.write_text("in the way")
+    with pytest.raises(HarnessError, match="cannot be made") as caught:
+        store.raw_folder("0a1b")
+    assert caught.value.where == str(store.raw_root / "0a1b")
