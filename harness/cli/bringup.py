@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -184,18 +184,28 @@ def prepare(model: Path | None) -> PreparedModel:
     from harness.deploy.models import demo_model, prepare_model
 
     if model is None:
-        with steps("fetching the demonstration model"):
-            model = demo_model()
-    with steps(f"packing {model.name}"):
-        return prepare_model(model)
+        with step("fetching the demonstration model") as begun:
+            model = demo_model(begun)
+    with step(f"packing {model.name}") as begun:
+        return prepare_model(model, progress=begun)
 
 
 @contextlib.contextmanager
-def steps(text: str) -> Iterator[None]:
-    """A step that may take a while: a spinner on a terminal, a line elsewhere."""
-    if console().is_terminal:
-        with console().status(text):
-            yield
-    else:
-        say(text)
-        yield
+def step(text: str) -> Iterator[Callable[[int, int], None]]:
+    """A step that may take a while: a spinner on a terminal, a line elsewhere; neither before its
+    work has begun, of which the step is told as progress. What is cached is no work."""
+    told = False
+    with contextlib.ExitStack() as shown:
+
+        def begun(done: int, total: int) -> None:
+            nonlocal told
+            del done, total
+            if told:
+                return
+            told = True
+            if console().is_terminal:
+                shown.enter_context(console().status(text))
+            else:
+                say(text)
+
+        yield begun

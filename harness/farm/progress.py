@@ -78,7 +78,8 @@ class PlainLines(Silent):
 
     def begin(self, boards: Sequence[str], stages: Sequence[str]) -> None:
         self._width = max(map(len, boards), default=0)
-        self._print(f"{len(boards)} boards: {', '.join(boards)}; stages: {', '.join(stages)}")
+        count = f"{len(boards)} board{'' if len(boards) == 1 else 's'}"
+        self._print(f"{count}: {', '.join(boards)}; stages: {', '.join(stages)}")
 
     def activity(self, board: str, stage: str, text: str, fraction: float | None = None) -> None:
         now = time.monotonic()

@@ -68,3 +68,9 @@ def test_the_live_table_shows_outcomes_percent_and_activity() -> None:
 def test_a_terminal_gets_the_table_and_a_pipe_gets_lines() -> None:
     assert isinstance(reporter_for(Console(file=io.StringIO(), force_terminal=True)), LiveTable)
     assert isinstance(reporter_for(Console(file=io.StringIO())), PlainLines)
+
+
+def test_one_board_is_not_called_boards() -> None:
+    output = io.StringIO()
+    PlainLines(Console(file=output, width=200)).begin(["v"], ["tiny"])
+    assert output.getvalue() == "1 board: v; stages: tiny\n"
