@@ -32,7 +32,7 @@ def console() -> Console:
     """The console for people: stderr, so that stdout holds nothing but the result."""
     from rich.console import Console  # 60 ms that `--help` need not pay
 
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, emoji=False)  # ":ab:" is text
 
 
 def say(text: str, style: str | None = None) -> None:

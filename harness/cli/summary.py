@@ -20,7 +20,7 @@ def print_summary(result: CampaignResult) -> None:
 
     from harness.farm.progress import STYLES
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     stages = list(dict.fromkeys(stage for row in result.results.values() for stage in row))
     table = Table("board", *stages)
     for board, row in result.results.items():

@@ -23,7 +23,9 @@ runner = CliRunner()
 @pytest.mark.parametrize(
     "error",
     [
-        HarnessError("found [red]x[/red]", where="a.yaml:3", expected="y", remedy="do z"),
+        HarnessError(
+            "found [red]x[/red] at fe80:ab:1", where="a.yaml:3", expected="y", remedy="do z"
+        ),
         BoardError("one", "auth", "refused"),
         FormatError("field"),
     ],
