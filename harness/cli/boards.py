@@ -294,12 +294,12 @@ def enrol(
             where=f"board {name}",
             expected="a board with 'host'",
         )
-    shown = scan_host_key(
-        board.host, board.port, Deadline.after(timeout, "host key"), jump=board.jump
-    )
+    wanted = None if fingerprint is None else _fingerprint(fingerprint)
+    limit = Deadline.after(timeout, "host key")
+    shown = scan_host_key(board.host, board.port, limit, jump=board.jump, board=name)
     known = board.host_key == shown
     if not known:
-        _confirm(board, shown, yes, fingerprint, farm)
+        _confirm(board, shown, yes, wanted, farm)
         pin_host_key(farm, name, shown)
     if as_json:
         emit_json(
@@ -309,11 +309,25 @@ def enrol(
         emit(f"{name}: {shown} {'was pinned already' if known else f'is pinned in {farm}'}")
 
 
-def _confirm(board: Board, shown: str, yes: bool, fingerprint: str | None, farm: Path) -> None:
+def _fingerprint(written: str) -> str:
+    """What --fingerprint names. Raises HarnessError for anything that is no fingerprint."""
+    from harness.inventory.scalars import Refused, parse_fingerprint
+
+    text = written.strip()
+    try:
+        return parse_fingerprint(text if text.startswith("SHA256:") else f"SHA256:{text}")
+    except Refused as error:
+        raise HarnessError(
+            f"--fingerprint {written!r}",
+            expected=error.expected,
+            remedy="copy what `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` prints on its "
+            "console",
+        ) from error
+
+
+def _confirm(board: Board, shown: str, yes: bool, wanted: str | None, farm: Path) -> None:
     """Raises HarnessError unless the user wants `shown` pinned."""
-    if fingerprint is not None:
-        wanted = fingerprint.strip().rstrip("=")
-        wanted = wanted if wanted.startswith("SHA256:") else f"SHA256:{wanted}"
+    if wanted is not None:
         if wanted != shown:
             raise HarnessError(
                 f"it shows {shown}",

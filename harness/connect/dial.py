@@ -61,6 +61,7 @@ class Target:
     # The environment variable that may hold its password: each server has its own, so that no
     # password is shown to another server on the way.
     secret: str | None = None
+    virtual: bool = False
 
     @property
     def address(self) -> str:
@@ -113,7 +114,15 @@ def way_to(board: Board) -> list[Target]:
         address = {"host": board.host, "port": board.port, "user": board.user}
     remedy = f"run `harness boards enrol {board.name}`"
     secret = password_variable(board.name)
-    last = Target(board=board.name, title="", remedy=remedy, secret=secret, **address, **pinned)
+    last = Target(
+        board=board.name,
+        title="",
+        remedy=remedy,
+        secret=secret,
+        virtual=board.virtual is not None,
+        **address,
+        **pinned,
+    )
     return [*_hops(board.name, board.jump), last]
 
 
@@ -155,10 +164,15 @@ def dial(way: list[Target], deadline: Deadline, limits: Limits) -> Link:
     return link
 
 
-def scan_host_key(host: str, port: int, deadline: Deadline, *, jump: Jump | None = None) -> str:
-    """The fingerprint that a server shows, for enrolment. Sends no credential to it."""
-    way = _hops(host, jump)
-    target = Target(host, "", host, port, "", None, None, "")
+def scan_host_key(
+    host: str, port: int, deadline: Deadline, *, jump: Jump | None = None, board: str = ""
+) -> str:
+    """The fingerprint that a server shows, for enrolment. Sends no credential to it.
+
+    Raises BoardError, of `board` or else of the host.
+    """
+    way = _hops(board or host, jump)
+    target = Target(board or host, "", host, port, "", None, None, "")
     below = (dial(way, deadline, Limits()),) if way else ()
     try:
         wire = _wire(target, below, deadline.within(Limits.connect_s))
@@ -231,6 +245,13 @@ def _any_key_family(
             "'host_key: SHA256:…' in devices.yaml",
             f"compare it with the board's own (`ssh-keygen -lf` on its console), "
             f"then {target.remedy}",
+        )
+    if target.virtual:
+        raise target.error(
+            "host-key",
+            f"host key {shown}",
+            f"{target.host_key}, which the virtual board was given",
+            "remove 'host_key_changes' from its entry, if the key is not meant to change",
         )
     raise target.error(
         "host-key",

@@ -179,6 +179,17 @@ def test_enrol_with_a_fingerprint_refuses_any_other_key_and_shows_both(
     assert harness_boards("enrol", "rk-01", "--farm", path, "--fingerprint", key).exit_code == 0
 
 
+@pytest.mark.parametrize("written", ["abc", "SHA256:abc", "MD5:" + "ab:" * 15 + "ab", ""])
+def test_enrol_refuses_what_is_no_fingerprint_before_it_asks_the_board(
+    farm: Path, written: str
+) -> None:
+    result = harness_boards("enrol", "dead", "--farm", farm, "--fingerprint", written)
+    assert result.exit_code == 2
+    told = result.stderr.replace("\n", " ")
+    assert f"--fingerprint {written!r}; expected 'SHA256:' and 43 characters of base64" in told
+    assert "unreachable" not in told
+
+
 def test_enrol_without_a_terminal_pins_nothing_unasked(real: tuple[Path, str]) -> None:
     path, key = real
     result = harness_boards("enrol", "rk-01", "--farm", path, input="y\n")
@@ -190,7 +201,7 @@ def test_enrol_without_a_terminal_pins_nothing_unasked(real: tuple[Path, str]) -
 def test_enrol_of_a_board_that_does_not_answer_is_one_message(farm: Path) -> None:
     result = harness_boards("enrol", "dead", "--farm", farm, "--yes")
     assert result.exit_code == 2
-    assert result.stderr.startswith("error: board")
+    assert result.stderr.startswith("error: board dead: ")
     assert "Traceback" not in result.output
 
 

@@ -90,6 +90,9 @@ def test_a_changed_host_key_is_refused_with_both_fingerprints(make_board: Make) 
     assert caught.value.kind == "host-key"
     assert pinned in str(caught.value)
     assert str(caught.value).count("SHA256:") == 2
+    # It has no entry to enrol: the fault that was asked for is named instead.
+    assert "enrol" not in str(caught.value)
+    assert "'host_key_changes'" in str(caught.value)
 
 
 def test_a_reboot_ends_all_processes_and_changes_the_boot_id(make_board: Make) -> None:
