@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from harness.boards import virtual
 from harness.boards.leases import Leases
 from harness.inventory import Board
-from harness.paths import state_dir
+from harness.paths import existing_state_dir
 from harness.store import CampaignRow, RunRow, Store, is_dead
 from harness.verdicts import Record
 
@@ -55,7 +55,7 @@ class Status(Record):
 def status_of(boards: list[Board]) -> list[Status]:
     """One per board, in their order. Creates no results database where there is none."""
     running = {state.name: state for state in virtual.running()}
-    known = (state_dir() / "results.sqlite").exists()
+    known = (existing_state_dir() / "results.sqlite").exists()
     if not known:
         return [Status(board=b.name, address=_address(b, running), tags=b.tags) for b in boards]
     with Store.open() as store:

@@ -380,7 +380,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         table.add_column(Text(title))
     for row in rows:
         table.add_row(*(Text(visible(cell)) for cell in row))
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     if not console.is_terminal:  # lines of a file or a pipe are not cut
-        console = Console(highlight=False, width=200)
+        console = Console(highlight=False, emoji=False, width=200)
     console.print(table)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.output import emit, emit_json, guard, say
-from harness.cli.results import _open as open_existing  # looking at results makes no database
+from harness.cli.results import open_existing
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
 

@@ -76,7 +76,7 @@ def show(
       harness results show --campaign last --json
       harness results show 3f2a91bc             one run: checks, evidence, what to do
     """
-    with _open(store) as opened:
+    with open_existing(store) as opened:
         if run is not None:
             if campaign or board or stage or everything:
                 raise HarnessError(
@@ -134,7 +134,7 @@ def export(
             expected="one of them",
             remedy="name a file, or use --format json without --json",
         )
-    with _open(store) as opened:
+    with open_existing(store) as opened:
         rows = opened.export(
             path,
             form,
@@ -150,7 +150,7 @@ def export(
         say(f"{rows} {unit} {'on stdout' if on_stdout else f'in {path}'}")
 
 
-def _open(target: str | None) -> Store:
+def open_existing(target: str | None) -> Store:
     """The store, which must exist: looking at results makes no file."""
     from harness.paths import existing_state_dir
     from harness.store import Store
@@ -281,9 +281,9 @@ def _table(*columns: str, header: bool = True) -> tuple[Any, Any]:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=200)
+        console = Console(highlight=False, emoji=False, width=200)
     table = Table(show_header=header)
     for column in columns:
         table.add_column(column, overflow="fold")

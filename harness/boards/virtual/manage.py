@@ -27,7 +27,7 @@ from harness.boards.virtual.state import CLIENT_KEY, HOST_KEY, LOCK, LOG, STATE,
 from harness.deadline import Deadline
 from harness.errors import BoardError
 from harness.inventory import Board
-from harness.paths import state_dir
+from harness.paths import existing_state_dir, made_folder, state_dir
 
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
@@ -53,8 +53,7 @@ class Endpoint:
 
 def board_folder(name: str) -> Path:
     """Made on demand, mode 0700. `name` is checked by the inventory's schema."""
-    folder = state_dir() / "boards" / name
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = made_folder(state_dir() / "boards" / name, "HARNESS_HOME")
     folder.chmod(0o700)
     return folder
 
@@ -85,7 +84,7 @@ def ensure_running(
 
 def running() -> list[State]:
     """All live virtual boards of this state folder, by name."""
-    found = (State.read(folder) for folder in sorted((state_dir() / "boards").glob("*")))
+    found = (State.read(folder) for folder in sorted((existing_state_dir() / "boards").glob("*")))
     return [state for state in found if state is not None and state.alive]
 
 
