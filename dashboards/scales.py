@@ -33,9 +33,6 @@ class Scale:
         share = (value - self.low) / (self.high - self.low)
         return round(self.start + share * (self.end - self.start), 1)
 
-    def clamp(self, value: float) -> float:
-        return self(min(max(value, self.low), self.high))
-
 
 def step_of(span: float, count: int) -> float:
     """The 1-2-5 step that cuts `span` (> 0) into at most about `count` parts."""

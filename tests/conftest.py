@@ -6,11 +6,14 @@ integration) such a skip is a failure: a green run then means that everything ra
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -82,3 +85,16 @@ def harness_home(request: pytest.FixtureRequest) -> Iterator[Path | None]:
     ):
         patch.setenv("HARNESS_HOME", folder)
         yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def sample() -> ModuleType:
+    """The recorder of sample campaigns (the folder tests/sample_campaigns)."""
+    folder = Path(__file__).parent / "sample_campaigns"
+    spec = importlib.util.spec_from_file_location("sample_campaigns", folder / "__init__.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its modules import each other through it
+    spec.loader.exec_module(module)
+    return module

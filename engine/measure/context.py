@@ -98,11 +98,6 @@ class JobContext:
         """Seconds since the run began, earlier attempts included."""
         return (time.monotonic_ns() - self.run_started_ns) / 1e9
 
-    @property
-    def deadline_left_s(self) -> float:
-        """Seconds until the supervisor ends the run; never negative."""
-        return max(0.0, self.spec.deadline_s - self.elapsed_s)
-
 
 def plain(value: Any) -> Any:
     """`value` as JSON can hold it: numpy numbers unwrapped, non-finite floats as None."""

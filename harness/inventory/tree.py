@@ -206,7 +206,7 @@ class _Builder:
             return
         pending = self.keys[-1]
         if pending is None:
-            raise AssertionError("a value in a mapping follows its key")  # pragma: no cover
+            raise AssertionError("a value in a mapping follows its key")
         key, line = pending
         container.values[key] = value
         container.key_lines[key] = line

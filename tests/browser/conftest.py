@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -29,19 +26,6 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-
-
-@pytest.fixture(scope="session")
-def sample() -> ModuleType:
-    """The recorder of sample campaigns (the folder tests/sample_campaigns)."""
-    folder = Path(__file__).parents[1] / "sample_campaigns"
-    spec = importlib.util.spec_from_file_location("sample_campaigns", folder / "__init__.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its modules import each other through it
-    spec.loader.exec_module(module)
-    return module
 
 
 @dataclasses.dataclass(frozen=True)

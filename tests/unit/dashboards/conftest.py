@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,19 +11,6 @@ import pytest
 from dashboards.reading import load
 from dashboards.site import write_site
 from harness.store import Store
-
-
-@pytest.fixture(scope="session")
-def sample() -> ModuleType:
-    """The recorder of sample campaigns (the folder tests/sample_campaigns)."""
-    folder = Path(__file__).parents[2] / "sample_campaigns"
-    spec = importlib.util.spec_from_file_location("sample_campaigns", folder / "__init__.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its modules import each other through it
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
