@@ -1,0 +1,1 @@
+"""The native kernels: C sources, the table of instruction sets, and how both become a library."""
