@@ -29,7 +29,9 @@ class Hyperparameters:
     rope: str  # "none", "linear", "llama3" or "yarn": for people; the numbers are in the tensor
     rope_scale: float
     tied: bool  # the head reads the embedding's weights
-    biases: bool  # q, k, v (and o) have a bias
+    qkv_bias: bool  # q, k and v have a bias
+    output_bias: bool  # the attention's output has a bias
+    qk_norm: bool  # each head of q and k is normalised (RMS over D) before RoPE
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -55,6 +57,9 @@ class Hyperparameters:
             value = getattr(self, name)
             if type(value) is not int or not 0 < value < 2**31:
                 return f"{name} is {value!r}, expected a positive whole number"
+        for name in ("tied", "qkv_bias", "output_bias", "qk_norm"):
+            if type(getattr(self, name)) is not bool:
+                return f"{name} is {getattr(self, name)!r}, expected true or false"
         if self.heads % self.kv_heads:
             return f"{self.heads} heads do not divide by {self.kv_heads} key/value heads"
         if self.head_dim % 2:

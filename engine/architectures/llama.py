@@ -76,7 +76,9 @@ def _read_gguf(checkpoint: Checkpoint) -> ModelLayout:
         rope="llama3" if divisors else rope.kind,
         rope_scale=rope_scale,
         tied=tied,
-        biases="L00.attn.q.bias" in sources,
+        qkv_bias="L00.attn.q.bias" in sources,
+        output_bias="L00.attn.out.bias" in sources,
+        qk_norm=False,
     )
     frequencies = rope.inverse_frequencies(checkpoint.float32(divisors.name) if divisors else None)
     notes = config.notes()
@@ -115,7 +117,9 @@ def _read_config_json(checkpoint: Checkpoint) -> ModelLayout:
         rope=rope.kind,
         rope_scale=rope.scale,
         tied=tied,
-        biases="L00.attn.q.bias" in sources,
+        qkv_bias="L00.attn.q.bias" in sources,
+        output_bias="L00.attn.out.bias" in sources,
+        qk_norm=False,
     )
     return ModelLayout(
         hyperparameters, sources, rope.inverse_frequencies(), config.notes(), unpermute_qk=False

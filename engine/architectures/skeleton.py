@@ -12,23 +12,34 @@ def decoder_program(hp: Hyperparameters) -> Program:
     caches: list[str] = []
     residual = "embed.tokens"
 
-    def linear(op_id: str, source: str) -> Op:
-        bias = (f"{op_id}.bias",) if hp.biases and ".attn." in op_id else ()
-        return Op(op_id, "linear", (source,), (op_id,), (op_id, *bias))
+    def linear(op_id: str, source: str, *, bias: bool = False) -> Op:
+        return Op(op_id, "linear", (source,), (op_id,), (op_id, *([f"{op_id}.bias"] * bias)))
+
+    def norm(op_id: str, source: str, **attributes: int) -> Op:
+        return Op(op_id, "rmsnorm", (source,), (op_id,), (op_id,), attributes)
 
     for layer in range(hp.layers):
         at = f"L{layer:02d}"
         attn, ffn = f"{at}.attn", f"{at}.ffn"
+        q, k = f"{attn}.q", f"{attn}.k"
         caches += [f"{at}.k", f"{at}.v"]
         ops += [
-            Op(f"{attn}.norm", "rmsnorm", (residual,), (f"{attn}.norm",), (f"{attn}.norm",)),
-            linear(f"{attn}.q", f"{attn}.norm"),
-            linear(f"{attn}.k", f"{attn}.norm"),
-            linear(f"{attn}.v", f"{attn}.norm"),
+            norm(f"{attn}.norm", residual),
+            linear(q, f"{attn}.norm", bias=hp.qkv_bias),
+            linear(k, f"{attn}.norm", bias=hp.qkv_bias),
+            linear(f"{attn}.v", f"{attn}.norm", bias=hp.qkv_bias),
+        ]
+        if hp.qk_norm:
+            ops += [
+                norm(f"{q}_norm", q, heads=hp.heads),
+                norm(f"{k}_norm", k, heads=hp.kv_heads),
+            ]
+            q, k = f"{q}_norm", f"{k}_norm"
+        ops += [
             Op(
                 f"{attn}.rope",
                 "rope",
-                (f"{attn}.q", f"{attn}.k", "positions"),
+                (q, k, "positions"),
                 (f"{attn}.q_rope", f"{attn}.k_rope"),
                 ("rope.inv_freq",),
             ),
@@ -44,9 +55,9 @@ def decoder_program(hp: Hyperparameters) -> Program:
                 (f"{attn}.q_rope", f"{at}.k", f"{at}.v", "positions"),
                 (f"{attn}.mix",),
             ),
-            linear(f"{attn}.out", f"{attn}.mix"),
+            linear(f"{attn}.out", f"{attn}.mix", bias=hp.output_bias),
             Op(f"{attn}.add", "add", (residual, f"{attn}.out"), (f"{attn}.add",)),
-            Op(f"{ffn}.norm", "rmsnorm", (f"{attn}.add",), (f"{ffn}.norm",), (f"{ffn}.norm",)),
+            norm(f"{ffn}.norm", f"{attn}.add"),
             linear(f"{ffn}.gate", f"{ffn}.norm"),
             linear(f"{ffn}.up", f"{ffn}.norm"),
             Op(f"{ffn}.act", "swiglu", (f"{ffn}.gate", f"{ffn}.up"), (f"{ffn}.act",)),
@@ -56,7 +67,7 @@ def decoder_program(hp: Hyperparameters) -> Program:
         residual = f"{ffn}.add"
     ops += [
         Op("head.select", "select", (residual, "rows"), ("head.select",)),
-        Op("head.norm", "rmsnorm", ("head.select",), ("head.norm",), ("head.norm",)),
+        norm("head.norm", "head.select"),
         Op(
             "head.logits",
             "linear",
