@@ -10,7 +10,7 @@ import numpy as np
 from engine.program.ops import Op, Program
 from engine.runtime.state import Buffer, State
 from engine.runtime.trace import Taps, Trace
-from engine.units import Unit
+from engine.units.base import Unit, prepare
 
 
 class NonFinite(ArithmeticError):
@@ -35,6 +35,8 @@ class SyncExecutor:
             done = [name for name in set(op.reads) - kept if readers[name] == 0]
             done += [name for name in set(op.writes) - kept if readers[name] == 0]
             self._drops.append(tuple(done))
+        self._checked = [checked(op) for op in program.ops]
+        prepare(unit, program)
 
     def run(self, state: State, taps: Taps | None = None) -> Buffer:
         """One step. `state` holds inputs and caches; returns the logits (R, V).
@@ -47,9 +49,8 @@ class SyncExecutor:
             self.unit.execute(op, state)
             if trace:
                 trace.record(self.step, index, start, time.perf_counter_ns())
-            if op.kind not in ("kv_append", "select"):
-                for name in op.writes:
-                    _require_finite(self.step, op, state[name])
+            for name in self._checked[index]:
+                require_finite(self.step, op, state[name])
             if taps:
                 taps.record(op, state)
             for name in self._drops[index]:
@@ -57,12 +58,23 @@ class SyncExecutor:
         self.step += 1
         return state[self.program.output]
 
+    def close(self) -> None:
+        """Nothing to end: it has no threads of its own."""
+
     def run_op(self, op: Op, state: State) -> None:
         """One op alone, on whatever `state` holds: how an op is compared with its reference."""
         self.unit.execute(op, state)
 
 
-def _require_finite(step: int, op: Op, values: Buffer) -> None:
+def checked(op: Op) -> tuple[str, ...]:
+    """The buffers an op makes numbers in: what it appends or selects was looked at before."""
+    if op.kind == "select":
+        return ()
+    return tuple(name for name in op.writes if name not in op.appends)
+
+
+def require_finite(step: int, op: Op, values: Buffer) -> None:
+    """Raises NonFinite for values that are not."""
     # A dot product with itself is finite if every value is, and costs a tenth of isfinite; values
     # beyond the square root of the range overflow it, so a hit is looked at properly.
     flat = values.reshape(-1)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from engine.program.ops import Op
+from engine.program.ops import Op, Program
 from engine.runtime.state import State
 
 
 class Unit(Protocol):
-    """Executes ops one at a time on named buffers."""
+    """Executes ops one at a time on named buffers.
+
+    Ops whose reads and writes do not touch may be executed at the same time by several threads,
+    on states that share their arrays: what a unit keeps for scratch belongs to a thread.
+
+    Optional: `prepare(program)`, called by an executor before its first step. It raises ValueError
+    for a program that the unit cannot run as it is set up.
+    """
 
     name: str  # as stored with a result, e.g. "packed" or "faulty(packed, scale:1.02@L07.ffn.down)"
     dtype: Any  # of activations and KV cache
@@ -17,3 +25,19 @@ class Unit(Protocol):
     def execute(self, op: Op, state: State) -> None:
         """Read `op.reads`, write `op.writes`. Raises KeyError for a missing buffer."""
         ...
+
+
+def prepare(unit: Unit, program: Program) -> None:
+    """Tell a unit which program it will run, if it wants to know."""
+    hook = getattr(unit, "prepare", None)
+    if hook is not None:
+        hook(program)
+
+
+def execute_parts(execute: Callable[[Op, State], None], op: Op, state: State) -> None:
+    """A fused op part by part; what only the parts read of each other is dropped again."""
+    inside = {name for part in op.parts for name in part.writes} - set(op.writes)
+    for part in op.parts:
+        execute(part, state)
+    for name in inside:
+        del state[name]

@@ -50,7 +50,7 @@ class Packed(Reference):
 
     def _linear(self, op: Op, state: State) -> None:
         tensor = self.package.tensors[op.weights[0]]
-        x = state[op.reads[0]]  # (T, K)
+        x = self._input(op, state)  # (T, K)
         if tensor.scheme == "f32":
             y = x @ tensor.parts["data"].T
         elif tensor.scheme in ("f16", "bf16"):

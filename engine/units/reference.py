@@ -14,8 +14,10 @@ import numpy.typing as npt
 from engine.architectures import Hyperparameters
 from engine.package import Package
 from engine.program.ops import Op
+from engine.quantize.activations import dequantise, quantise
 from engine.quantize.schemes import dequantize
 from engine.runtime.state import Buffer, State
+from engine.units.base import execute_parts
 
 TILE_VALUES = 1 << 22  # weights dequantised at a time: 32 MiB as float64
 
@@ -36,6 +38,9 @@ class Reference:
     def execute(self, op: Op, state: State) -> None:
         getattr(self, f"_{op.kind}")(op, state)
 
+    def _fused(self, op: Op, state: State) -> None:
+        execute_parts(self.execute, op, state)
+
     def _weight(self, name: str, rows: Any = slice(None)) -> npt.NDArray[np.floating]:
         return dequantize(self.package.tensors[name], rows).astype(self.dtype, copy=False)
 
@@ -43,14 +48,17 @@ class Reference:
         state[op.writes[0]] = self._weight(op.weights[0], state[op.reads[0]])  # (T, M)
 
     def _rmsnorm(self, op: Op, state: State) -> None:
-        """x / √(mean x² + ε) · w (Zhang & Sennrich 2019)."""
-        x = state[op.reads[0]]  # (T, M)
+        """x / √(mean x² + ε) · w (Zhang & Sennrich 2019), over M or, with `heads`, over each D."""
+        x = state[op.reads[0]]  # (T, M) or (T, H*D)
+        shape = x.shape
+        if "heads" in op.attributes:
+            x = x.reshape(len(x), op.attributes["heads"], -1)  # (T, H, D)
         mean_square = np.mean(np.square(x), axis=-1, keepdims=True, dtype=self.dtype)
         scaled = x / np.sqrt(mean_square + self.dtype(self.hp.rms_eps))
-        state[op.writes[0]] = scaled * self._weight(op.weights[0])
+        state[op.writes[0]] = (scaled * self._weight(op.weights[0])).reshape(shape)
 
     def _linear(self, op: Op, state: State) -> None:
-        x, (outputs, inputs) = state[op.reads[0]], self.package.tensors[op.weights[0]].shape
+        x, (outputs, inputs) = self._input(op, state), self.package.tensors[op.weights[0]].shape
         y = np.empty((len(x), outputs), self.dtype)
         # Some rows at a time: the head of a large model would fill gigabytes as float64.
         rows = max(1, TILE_VALUES // inputs)
@@ -60,6 +68,16 @@ class Reference:
         for bias in op.weights[1:]:
             y = y + self._weight(bias)
         state[op.writes[0]] = y
+
+    def _input(self, op: Op, state: State) -> npt.NDArray[Any]:
+        """What a linear op multiplies: (T, K), rounded to int8 steps where the op asks for it."""
+        x = state[op.reads[0]]
+        activations = op.attributes.get("activations", "float")
+        if activations == "int8":
+            return dequantise(*quantise(x), self.dtype)
+        if activations != "float":
+            raise ValueError(f"op {op.id}: activations {activations!r}, expected float or int8")
+        return x
 
     def _rope(self, op: Op, state: State) -> None:
         """Rotates (x_i, x_{i+D/2}) by position · inverse frequency i (Su et al. 2021)."""
