@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from engine.architectures import family_named
 from engine.package import Package
-from engine.runtime.state import ContextFull, KVCache, State
+from engine.runtime.cache import KVCache
+from engine.runtime.state import ContextFull, State, step_inputs
 from engine.runtime.sync import NonFinite, SyncExecutor
 from engine.runtime.trace import Taps, Trace
 from engine.sampling import Sampling, choose
@@ -47,7 +48,14 @@ class Decoder:
             raise ValueError(f"context is {self.context}, expected 1 to the model's {hp.context}")
         self.unit = load_unit(unit, package, context=self.context, **unit_options)
         self.program = family_named(hp.architecture).program(hp)
-        self.cache = KVCache(hp.layers, self.context, hp.kv_heads, hp.head_dim, self.unit.dtype)
+        self.cache = KVCache(
+            hp.layers,
+            self.context,
+            hp.kv_heads,
+            hp.head_dim,
+            layout="numpy",
+            dtype=self.unit.dtype,
+        )
         self.executor = SyncExecutor(self.program, self.unit, trace)
         self.position = 0
         self._caches = self.cache.buffers()
@@ -90,12 +98,8 @@ class Decoder:
             piece = tokens[start : start + PREFILL_TOKENS]
             last = start + piece.size == tokens.size
             rows = np.arange(piece.size) if all_logits else np.array([piece.size - 1])
-            state: State = {
-                "tokens": piece,
-                "positions": np.arange(self.position, self.position + piece.size),
-                "rows": rows,
-                **self._caches,
-            }
+            positions = np.arange(self.position, self.position + piece.size)
+            state: State = {**step_inputs(piece, positions, rows), **self._caches}
             logits = self.executor.run(state, taps)
             self.position += piece.size
             if all_logits or last:

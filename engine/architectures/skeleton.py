@@ -5,6 +5,9 @@ from __future__ import annotations
 from engine.architectures.hyperparameters import Hyperparameters
 from engine.program.ops import Op, Program
 
+# As engine.runtime.state.step_inputs fills them.
+INPUTS = ("tokens", "positions", "rows", "slots", "starts", "visible")
+
 
 def decoder_program(hp: Hyperparameters) -> Program:
     """The unfused decode step: every op alone, so that each can be blamed alone."""
@@ -46,13 +49,13 @@ def decoder_program(hp: Hyperparameters) -> Program:
             Op(
                 f"{attn}.kv",
                 "kv_append",
-                (f"{attn}.k_rope", f"{attn}.v", "positions"),
+                (f"{attn}.k_rope", f"{attn}.v", "slots"),
                 (f"{at}.k", f"{at}.v"),
             ),
             Op(
                 f"{attn}.mix",
                 "attention",
-                (f"{attn}.q_rope", f"{at}.k", f"{at}.v", "positions"),
+                (f"{attn}.q_rope", f"{at}.k", f"{at}.v", "starts", "visible"),
                 (f"{attn}.mix",),
             ),
             linear(f"{attn}.out", f"{attn}.mix", bias=hp.output_bias),
@@ -76,4 +79,4 @@ def decoder_program(hp: Hyperparameters) -> Program:
             ("embed" if hp.tied else "head.logits",),
         ),
     ]
-    return Program(tuple(ops), ("tokens", "positions", "rows"), "head.logits", tuple(caches))
+    return Program(tuple(ops), INPUTS, "head.logits", tuple(caches))

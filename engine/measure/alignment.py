@@ -26,7 +26,8 @@ import numpy.typing as npt
 
 from engine.measure.context import JobContext
 from engine.program.ops import Program
-from engine.runtime.state import KVCache, State
+from engine.runtime.cache import KVCache
+from engine.runtime.state import State, step_inputs
 from engine.runtime.sync import NonFinite, SyncExecutor
 from engine.runtime.trace import Taps
 
@@ -224,7 +225,10 @@ def local_run(
     """
     hp = hyperparameters
     executor = SyncExecutor(program, unit)
-    block = KVCache(hp.layers, len(tokens) + 1, hp.kv_heads, hp.head_dim, unit.dtype)
+    slots_wanted = len(tokens) + 1
+    block = KVCache(
+        hp.layers, slots_wanted, hp.kv_heads, hp.head_dim, layout="numpy", dtype=unit.dtype
+    )
     state_caches = block.buffers()
     outputs: dict[str, list[Array]] = {}
     disturbed: set[str] = set()
@@ -234,11 +238,7 @@ def local_run(
         for name, cache in state_caches.items():
             cache[: slots.start] = caches[name][: slots.start]
             cache[slots.start :] = 0
-        given: State = {
-            "tokens": np.asarray(tokens[slots], np.int64),
-            "positions": positions,
-            "rows": np.arange(stop - start),
-        }
+        given = step_inputs(tokens[slots], positions, np.arange(stop - start))
         for op in program.ops:
             state: State = {**given, **state_caches}
             for name in op.reads:

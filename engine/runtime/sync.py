@@ -8,17 +8,11 @@ from collections import Counter
 import numpy as np
 
 from engine.program.ops import Op, Program
-from engine.runtime.state import Buffer, State
+from engine.runtime.state import Buffer, CacheOverflow, NonFinite, State
 from engine.runtime.trace import Taps, Trace
 from engine.units.base import Unit, prepare
 
-
-class NonFinite(ArithmeticError):
-    """An op wrote NaN or infinity. Names the step, the op and how many values."""
-
-    def __init__(self, step: int, op: Op, count: int, size: int, kind: str) -> None:
-        self.step, self.op, self.layer, self.count = step, op.id, op.layer, count
-        super().__init__(f"step {step}, op {op.id}: {count} of {size} values are {kind}")
+__all__ = ["NonFinite", "SyncExecutor", "checked", "require_finite"]
 
 
 class SyncExecutor:
@@ -46,7 +40,11 @@ class SyncExecutor:
         trace = self.trace
         for index, op in enumerate(self.program.ops):
             start = time.perf_counter_ns() if trace else 0
-            self.unit.execute(op, state)
+            try:
+                self.unit.execute(op, state)
+            except CacheOverflow as error:
+                error.step = self.step  # which a unit does not count
+                raise
             if trace:
                 trace.record(self.step, index, start, time.perf_counter_ns())
             for name in self._checked[index]:

@@ -71,7 +71,7 @@ def _shift(fault: Fault, op: Op, state: State, run: Callable[[], None]) -> None:
 
 def _stale(fault: Fault, op: Op, state: State, run: Callable[[], None]) -> None:
     """The append does not happen for the last position: its slot keeps what it had."""
-    newest = state["positions"][-1]
+    newest = state["slots"][-1]
     before = [state[name][newest].copy() for name in op.writes]
     run()
     for name, old in zip(op.writes, before):

@@ -15,11 +15,13 @@ import numpy.typing as npt
 from engine.package import Package
 from engine.program.ops import Op
 from engine.quantize.schemes import GROUP, PackedTensor, widen_bf16
-from engine.runtime.state import State
+from engine.runtime.cache import length_buckets
+from engine.runtime.state import Buffer, State
 from engine.units.reference import Reference
 
 TILE = 1 << 17  # floats of a tile: 512 KiB, half a second-level cache of small boards
 TILE_OUTPUTS = TILE // GROUP  # one group of so many outputs fills a tile
+BUCKET_SPREAD = 1.25  # longest over shortest sequence that attention computes together
 
 Floats = npt.NDArray[np.float32]
 
@@ -137,42 +139,70 @@ class Packed(Reference):
             total += x[:, inputs] @ tile.reshape(-1, tile.shape[2])
         return total
 
-    def _rope(self, op: Op, state: State) -> None:
+    def _rotated(self, op: Op, x: Buffer, positions: npt.NDArray[np.int64]) -> Buffer:
         if self._angles is None:
-            angle = np.arange(self.context, dtype=np.float64)[:, None] * self._frequencies(op)
-            scale = self.hp.rope_scale
-            # both (S, D/2)
-            wide = (np.cos(angle) * scale, np.sin(angle) * scale)
-            self._angles = (wide[0].astype(np.float32), wide[1].astype(np.float32))
-        positions = state[op.reads[2]]
-        cos, sin = (table[positions][:, None] for table in self._angles)  # (T, 1, D/2)
-        half = self.hp.head_dim // 2
-        for source, target in zip(op.reads[:2], op.writes):
-            x = state[source].reshape(len(positions), -1, 2, half)  # (T, H, 2, D/2)
-            first, second = x[:, :, 0], x[:, :, 1]
-            rotated = np.empty_like(x)
-            np.subtract(first * cos, second * sin, out=rotated[:, :, 0])
-            np.add(second * cos, first * sin, out=rotated[:, :, 1])
-            state[target] = rotated.reshape(len(positions), -1)
+            self._angles = self._cos_sin(op, np.arange(self.context))
+        if positions.max() < self.context:
+            cos, sin = (table[positions][:, None] for table in self._angles)  # (T, 1, D/2)
+        else:  # a ring's positions go on beyond its slots
+            cos, sin = (turned[:, None] for turned in self._cos_sin(op, positions))
+        halves = x.reshape(len(positions), -1, 2, self.hp.head_dim // 2)  # (T, H, 2, D/2)
+        first, second = halves[:, :, 0], halves[:, :, 1]
+        rotated = np.empty_like(halves)
+        np.subtract(first * cos, second * sin, out=rotated[:, :, 0])
+        np.add(second * cos, first * sin, out=rotated[:, :, 1])
+        return rotated.reshape(len(positions), -1)
+
+    def _cos_sin(self, op: Op, positions: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """Both (n, D/2) for `positions` (n,)."""
+        angle = positions[:, None].astype(np.float64) * self._frequencies(op)
+        scale = self.hp.rope_scale
+        wide = (np.cos(angle) * scale, np.sin(angle) * scale)
+        return wide[0].astype(np.float32), wide[1].astype(np.float32)
 
     def _attention(self, op: Op, state: State) -> None:
-        """All query heads of a key/value head in one product: (K, T·G, D) × (K, D, S)."""
-        q_name, k_name, v_name, positions_name = op.reads
-        positions, hp = state[positions_name], self.hp
-        tokens, groups = len(positions), hp.heads // hp.kv_heads
-        length = int(positions[-1]) + 1
-        q_TKGD = state[q_name].reshape(tokens, hp.kv_heads, groups, hp.head_dim)
-        q_KTGD = (q_TKGD * np.float32(hp.head_dim**-0.5)).transpose(1, 0, 2, 3)
-        q = q_KTGD.reshape(hp.kv_heads, tokens * groups, hp.head_dim)
-        k_KDS = state[k_name][:length].transpose(1, 2, 0)
-        v_KSD = state[v_name][:length].transpose(1, 0, 2)
-        scores = np.matmul(q, k_KDS)  # (K, T·G, S)
-        if tokens > 1:
-            hidden = np.arange(length) > positions[:, None]  # (T, S)
-            by_token = scores.reshape(hp.kv_heads, tokens, groups, length)
-            by_token[np.broadcast_to(hidden[None, :, None], by_token.shape)] = -np.inf
+        """All query heads of a key/value head in one product; tokens of several sequences bucket by
+        bucket, each as long as its longest."""
+        q_name, k_name, v_name, starts_name, visible_name, *prefix = op.reads
+        starts, visible, hp = state[starts_name], state[visible_name], self.hp
+        shape = (len(starts), hp.kv_heads, hp.heads // hp.kv_heads, hp.head_dim)
+        queries = [
+            state[name].reshape(shape) * np.float32(hp.head_dim**-0.5) for name in (q_name, *prefix)
+        ]
+        if (starts == starts[0]).all():
+            slots = slice(int(starts[0]), int(starts[0] + visible.max()))
+            mixed = self._mixed(op, queries, state[k_name][slots], state[v_name][slots], visible)
+        else:
+            mixed = np.empty_like(queries[0])
+            for rows in length_buckets(visible, op.attributes.get("buckets", BUCKET_SPREAD)):
+                places = starts[rows, None] + np.arange(visible[rows].max())  # (n, S)
+                keys, values = state[k_name][places], state[v_name][places]
+                turned = [q[rows, None] for q in queries]
+                part = self._mixed(op, turned, keys, values, visible[rows, None])
+                mixed[rows] = part[:, 0]
+        state[op.writes[0]] = mixed.reshape(len(starts), -1)
+
+    def _mixed(
+        self, op: Op, queries: list[Buffer], keys: Buffer, values: Buffer, visible: Buffer
+    ) -> Buffer:
+        """(…, T, K, G, D) for queries (…, T, K, G, D), divided by √D, over keys and values
+        (…, S, K, D), of which a token sees the first `visible` (…, T): (T·G, D) × (D, S) each."""
+        *outer, tokens, kv_heads, groups, head_dim = queries[0].shape
+        length = keys.shape[-3]
+        flat = (*outer, kv_heads, tokens * groups, head_dim)
+        q, *prefix = (np.moveaxis(x, -4, -3).reshape(flat) for x in queries)
+        k_KDS, v_KSD = np.moveaxis(keys, -3, -1), np.moveaxis(values, -3, -2)
+        scores = np.matmul(q, k_KDS)  # (…, K, T·G, S)
+        for q_prefix in prefix:
+            keep = int(op.attributes["keep"])
+            scores[..., :keep] = np.matmul(q_prefix, k_KDS[..., :keep])
+        if visible.min() < length:
+            hidden = np.arange(length) >= visible[..., None]  # (…, T, S)
+            by_token = scores.reshape(*outer, kv_heads, tokens, groups, length)
+            hidden = hidden[..., None, :, None, :]
+            by_token[np.broadcast_to(hidden, by_token.shape)] = -np.inf
         scores -= scores.max(axis=-1, keepdims=True)
         np.exp(scores, out=scores)
         scores /= scores.sum(axis=-1, keepdims=True)
-        mixed = np.matmul(scores, v_KSD).reshape(hp.kv_heads, tokens, groups, hp.head_dim)
-        state[op.writes[0]] = mixed.transpose(1, 0, 2, 3).reshape(tokens, -1)
+        mixed = np.matmul(scores, v_KSD).reshape(*outer, kv_heads, tokens, groups, head_dim)
+        return np.moveaxis(mixed, -4, -3)

@@ -16,6 +16,7 @@ from engine.package import Package
 from engine.program.ops import Op
 from engine.quantize.activations import dequantise, quantise
 from engine.quantize.schemes import dequantize
+from engine.runtime.cache import append
 from engine.runtime.state import Buffer, State
 from engine.units.base import execute_parts
 
@@ -81,46 +82,77 @@ class Reference:
 
     def _rope(self, op: Op, state: State) -> None:
         """Rotates (x_i, x_{i+D/2}) by position · inverse frequency i (Su et al. 2021)."""
-        positions = state[op.reads[2]]  # (T,)
+        q, k, positions, *prefix = op.reads
+        # With a ring, queries are rotated a second time, for reading the prefix.
+        rotations = [(q, positions), (k, positions), *((q, places) for places in prefix)]
+        for (source, places), target in zip(rotations, op.writes):
+            state[target] = self._rotated(op, state[source], state[places])
+
+    def _rotated(self, op: Op, x: Buffer, positions: npt.NDArray[np.int64]) -> Buffer:
+        """(T, H·D) of `x` (T, H·D), token by token for `positions` (T,)."""
         angle = positions[:, None].astype(np.float64) * self._frequencies(op)  # (T, D/2)
         scale = self.hp.rope_scale
         cos = (np.cos(angle) * scale).astype(self.dtype)[:, None]  # (T, 1, D/2)
         sin = (np.sin(angle) * scale).astype(self.dtype)[:, None]
-        for source, target in zip(op.reads[:2], op.writes):
-            x = state[source].reshape(len(positions), -1, self.hp.head_dim)  # (T, H, D)
-            half = self.hp.head_dim // 2
-            first, second = x[..., :half], x[..., half:]
-            rotated = (first * cos - second * sin, second * cos + first * sin)
-            state[target] = np.concatenate(rotated, axis=-1).reshape(len(positions), -1)
+        x_THD = x.reshape(len(positions), -1, self.hp.head_dim)
+        half = self.hp.head_dim // 2
+        first, second = x_THD[..., :half], x_THD[..., half:]
+        rotated = (first * cos - second * sin, second * cos + first * sin)
+        return np.concatenate(rotated, axis=-1).reshape(len(positions), -1)
 
     def _frequencies(self, op: Op) -> npt.NDArray[np.float64]:
         """(D/2,) radians per position, from the package."""
         return self.package.tensors[op.weights[0]].parts["data"].astype(np.float64, copy=False)
 
     def _kv_append(self, op: Op, state: State) -> None:
-        positions = state[op.reads[2]]
-        shape = (len(positions), self.hp.kv_heads, self.hp.head_dim)
+        slots = state[op.reads[2]]
+        shape = (len(slots), self.hp.kv_heads, self.hp.head_dim)
         for source, cache in zip(op.reads[:2], op.writes):
-            state[cache][positions] = state[source].reshape(shape)
+            append(op, state[cache], slots, state[source].reshape(shape))
 
     def _attention(self, op: Op, state: State) -> None:
-        """softmax(q kᵀ / √D) v, head by head; position p sees positions up to p."""
-        q_name, k_name, v_name, positions_name = op.reads
-        positions = state[positions_name]
+        """softmax(q kᵀ / √D) v, head by head, over the slots that a token may see.
+
+        Sequence by sequence, each in its own length: no neighbour changes any bit. With a ring the
+        first `keep` slots are read with the queries rotated for them.
+        """
+        q_name, k_name, v_name, starts, visible, *prefix = op.reads
+        queries = [
+            state[name].reshape(-1, self.hp.heads, self.hp.head_dim) for name in (q_name, *prefix)
+        ]
+        out_THD = np.empty_like(queries[0])
+        for start in np.unique(state[starts]):
+            rows = np.flatnonzero(state[starts] == start)  # the tokens of one sequence
+            seen = state[visible][rows]
+            slots = slice(int(start), int(start + seen.max()))
+            keys, values = state[k_name][slots], state[v_name][slots]
+            out_THD[rows] = self._mixed(op, [q[rows] for q in queries], keys, values, seen)
+        state[op.writes[0]] = out_THD.reshape(len(out_THD), -1)
+
+    def _mixed(
+        self,
+        op: Op,
+        queries: list[Buffer],  # (T, H, D); a second for the prefix, with a ring
+        k_SKD: Buffer,
+        v_SKD: Buffer,
+        visible: npt.NDArray[np.int64],
+    ) -> Buffer:
+        """(T, H, D) for tokens of one sequence, each seeing its first `visible` of S slots."""
         hp = self.hp
-        q_THD = state[q_name].reshape(len(positions), hp.heads, hp.head_dim)
-        length = int(positions[-1]) + 1
-        k_SKD, v_SKD = state[k_name][:length], state[v_name][:length]
-        hidden = np.arange(length) > positions[:, None]  # (T, S)
-        out_THD = np.empty_like(q_THD)
+        hidden = np.arange(len(k_SKD)) >= visible[:, None]  # (T, S)
+        out_THD = np.empty_like(queries[0])
         for head in range(hp.heads):
             group = head * hp.kv_heads // hp.heads
-            scores_TS = q_THD[:, head] @ k_SKD[:, group].T / self.dtype(hp.head_dim**0.5)
+            scores_TS = queries[0][:, head] @ k_SKD[:, group].T
+            for q_THD in queries[1:]:
+                keep = int(op.attributes["keep"])
+                scores_TS[:, :keep] = q_THD[:, head] @ k_SKD[:keep, group].T
+            scores_TS = scores_TS / self.dtype(hp.head_dim**0.5)
             scores_TS = np.where(hidden, self.dtype(-np.inf), scores_TS)
             scores_TS = np.exp(scores_TS - scores_TS.max(axis=-1, keepdims=True))
             scores_TS /= scores_TS.sum(axis=-1, keepdims=True)
             out_THD[:, head] = scores_TS @ v_SKD[:, group]
-        state[op.writes[0]] = out_THD.reshape(len(positions), -1)
+        return out_THD
 
     def _swiglu(self, op: Op, state: State) -> None:
         """gate · sigmoid(gate) · up (Shazeer 2020)."""

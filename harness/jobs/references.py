@@ -30,7 +30,7 @@ from engine.decode import PREFILL_TOKENS, Decoder, generate
 from engine.measure.alignment import BUFFER, CACHE, digest, with_prefix
 from engine.package import Package
 from engine.program.ops import Op, Program
-from engine.runtime.state import State
+from engine.runtime.state import State, step_inputs
 from engine.runtime.trace import Taps
 from engine.sampling import Sampling
 from engine.units.loading import FAULT_VARIABLE
@@ -259,11 +259,7 @@ def run_ops(
 ) -> Arrays:
     """Every op once on all rows together, fed the reference's inputs: the naive local error."""
     dtype = decoder.unit.dtype
-    given: State = {
-        "tokens": tokens[rows],
-        "positions": rows,
-        "rows": np.arange(len(rows), dtype=np.int64),
-    }
+    given = step_inputs(tokens[rows], rows, np.arange(len(rows)))
     found: Arrays = {}
     for op in program.ops:
         state: State = dict(given)
