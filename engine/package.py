@@ -1,11 +1,11 @@
 """The package: one file with everything a board needs of a model, mapped read-only.
 
-    magic "DECODPK1" | u64 length of the header | header (JSON)
+    magic "DECODPK2" | u64 length of the header | header (JSON)
     | tensors, each part 64-byte aligned | tokenizer (JSON)
 
-The header holds the hyper-parameters, the scheme and parts (dtype, shape, offset) of every tensor,
-where the tokenizer lies, and the file's size, so that a cut file is refused before anything is
-mapped. Offsets count from the start of the file. Integers are little-endian.
+The header holds the hyper-parameters, the scheme, layout, group and parts (dtype, shape, offset) of
+every tensor, where the tokenizer lies, and the file's size, so that a cut file is refused before
+anything is mapped. Offsets count from the start of the file. Integers are little-endian.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import numpy.typing as npt
 from engine.architectures import Hyperparameters, ModelLayout, family_of
 from engine.formats.checkpoint import Checkpoint, FormatError
 from engine.quantize.repack import Repacked, repack
-from engine.quantize.schemes import BITS, GROUP, PackedTensor
+from engine.quantize.schemes import BITS, LAYOUTS, PackedTensor, part_forms
 
-MAGIC = b"DECODPK1"
+MAGIC = b"DECODPK2"
 ALIGNMENT = 64
 MAX_HEADER = 256 << 20  # bytes; a vocabulary of a million tokens stays far below
 DTYPES: Mapping[str, type[np.generic]] = {
@@ -40,15 +40,6 @@ DTYPES: Mapping[str, type[np.generic]] = {
     "u2": np.uint16,
     "i1": np.int8,
     "u1": np.uint8,
-}
-# scheme → parts it needs and may have
-PARTS: Mapping[str, tuple[set[str], set[str]]] = {
-    "f32": ({"data"}, set()),
-    "f16": ({"data"}, set()),
-    "bf16": ({"data"}, set()),
-    "f64": ({"data"}, set()),
-    "q8": ({"q", "d"}, set()),
-    "q4": ({"q", "d"}, {"m"}),
 }
 
 
@@ -77,6 +68,7 @@ class Package:
         try:
             self.name = str(header["name"])
             self.scheme = str(header["scheme"])
+            self.layout = str(header["layout"])
             self.notes = tuple(str(note) for note in header["notes"])
             self.hyperparameters = Hyperparameters.from_json(header["hyperparameters"])
             self._tokenizer = (
@@ -104,21 +96,26 @@ class Package:
         return Package(path, header, mapping)
 
     def _tensor(self, name: str, spec: Mapping[str, Any]) -> PackedTensor:
-        scheme, shape = spec["scheme"], tuple(int(n) for n in spec["shape"])
-        if scheme not in PARTS:
-            raise ValueError(f"tensor {name!r}: unknown scheme {scheme!r}, known: {sorted(PARTS)}")
-        needed, optional = PARTS[scheme]
+        scheme, layout = str(spec["scheme"]), str(spec["layout"])
+        shape, group = tuple(int(n) for n in spec["shape"]), int(spec["group"])
+        try:
+            forms = part_forms(scheme, layout, shape, group)
+        except ValueError as error:
+            raise ValueError(f"tensor {name!r}: {error}") from error
+        needed = {part for part, form in forms.items() if not form.optional}
         found = set(spec["parts"])
-        if not needed <= found <= needed | optional:
+        if not needed <= found <= set(forms):
             raise ValueError(f"tensor {name!r}: parts {sorted(found)}, expected {sorted(needed)}")
         parts = {part: self._view(name, part, at) for part, at in spec["parts"].items()}
-        tensor = PackedTensor(name, scheme, shape, parts, int(spec["zero"]))
-        for part, wanted in _part_shapes(scheme, shape).items():
-            if part in parts and parts[part].shape != wanted:
+        for part, array in parts.items():
+            form = forms[part]
+            if array.shape != form.shape or array.dtype not in form.dtypes:
+                expected = " or ".join(str(np.dtype(dtype)) for dtype in form.dtypes)
                 raise ValueError(
-                    f"tensor {name!r}: part {part!r} is {parts[part].shape}, expected {wanted}"
+                    f"tensor {name!r}: part {part!r} is {array.dtype} {array.shape}, expected "
+                    f"{expected} {form.shape} for scheme {scheme}, layout {layout}, group {group}"
                 )
-        return tensor
+        return PackedTensor(name, scheme, shape, parts, int(spec["zero"]), layout, group)
 
     def _view(self, name: str, part: str, spec: Mapping[str, Any]) -> npt.NDArray[np.generic]:
         dtype = np.dtype(DTYPES[spec["dtype"]])
@@ -196,38 +193,29 @@ def _read_header(
     return header
 
 
-def _part_shapes(scheme: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    if scheme not in ("q4", "q8"):
-        return {"data": shape}
-    if len(shape) != 2 or shape[1] % GROUP:
-        raise ValueError(f"scheme {scheme} needs (N, K) with K a multiple of {GROUP}: {shape}")
-    outputs, groups = shape[0], shape[1] // GROUP
-    packed = GROUP // 2 if scheme == "q4" else GROUP
-    return {
-        "q": (groups, packed, outputs),
-        "d": (groups, outputs),
-        "m": (groups, outputs),
-    }
-
-
 def build_package(
     checkpoint: Checkpoint,
     path: Path,
     *,
     name: str,
+    layout: str = "blocked",
     progress: Callable[[int, int], None] | None = None,
 ) -> PackageInfo:
     """Write `checkpoint` as a package; `progress(done, total)` counts tensors.
 
+    `layout` is that of its quantised tensors (engine.quantize.schemes).
     The file appears under its name only when it is whole. Raises FormatError for a checkpoint that
-    is incomplete, of an unknown architecture or not finite, OSError for the disk.
+    is incomplete, of an unknown architecture or not finite, ValueError for a layout that does not
+    exist, OSError for the disk.
     """
-    layout = _layout(checkpoint)
-    _check_shapes(checkpoint, layout)
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout is {layout!r}, expected one of {', '.join(LAYOUTS)}")
+    model = _layout(checkpoint)
+    _check_shapes(checkpoint, model)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
-            digest, header = _write(checkpoint, layout, name, file, progress)
+            digest, header = _write(checkpoint, model, name, layout, file, progress)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -238,7 +226,7 @@ def build_package(
         name,
         header["scheme"],
         tuple(header["notes"]),
-        layout.hyperparameters,
+        model.hyperparameters,
     )
 
 
@@ -253,30 +241,35 @@ def _layout(checkpoint: Checkpoint) -> ModelLayout:
 
 def _write(
     checkpoint: Checkpoint,
-    layout: ModelLayout,
+    model: ModelLayout,
     name: str,
+    layout: str,
     file: Any,
     progress: Callable[[int, int], None] | None,
 ) -> tuple[str, dict[str, Any]]:
     """Two passes over the tensors, so that one tensor at a time is in memory: the offsets, then
     the bytes."""
-    total = 2 * (len(layout.sources) + 1)
+    total = 2 * (len(model.sources) + 1)
     done = 0
 
     def repacked() -> Iterator[tuple[str, tuple[int, ...], Repacked]]:
         nonlocal done
-        for target, source in layout.sources.items():
-            order = _row_order(layout, target)
-            yield target, checkpoint.tensors[source].shape, repack(checkpoint, source, order)
+        for target, source in model.sources.items():
+            order = _row_order(model, target)
+            yield (
+                target,
+                checkpoint.tensors[source].shape,
+                repack(checkpoint, source, order, layout),
+            )
             done += 1
             if progress:
                 progress(done, total)
-        frequencies = layout.inverse_frequencies
+        frequencies = model.inverse_frequencies
         yield "rope.inv_freq", frequencies.shape, Repacked("f64", {"data": frequencies})
         done += 1
 
     specs: dict[str, Any] = {}
-    notes = list(layout.notes)
+    notes = list(model.notes)
     kinds: dict[str, int] = {}
     cursor = 0  # from the start of the data
     for target, shape, tensor in repacked():
@@ -288,6 +281,8 @@ def _write(
         specs[target] = {
             "scheme": tensor.scheme,
             "shape": shape,
+            "layout": tensor.layout,
+            "group": tensor.group,
             "zero": tensor.zero,
             "parts": parts,
         }
@@ -298,8 +293,9 @@ def _write(
     header = {
         "name": name,
         "scheme": _scheme_name(kinds),
+        "layout": layout,
         "notes": notes,
-        "hyperparameters": layout.hyperparameters.to_json(),
+        "hyperparameters": model.hyperparameters.to_json(),
         "tokenizer": {"offset": cursor, "bytes": len(tokenizer)},
         "tensors": specs,
         "bytes": 0,
@@ -341,9 +337,11 @@ def _place(header: dict[str, Any], specs: Mapping[str, Any], data_bytes: int) ->
 
 def _scheme_name(kinds: Mapping[str, int]) -> str:
     """For people: the scheme that most weights have, with the others behind it."""
-    names = {"q4": "W4", "q8": "W8", "f16": "F16", "bf16": "BF16", "f32": "F32"}
+    names = {"q4": "W4", "q8": "W8", "q4k": "Q4_K", "q5k": "Q5_K", "q6k": "Q6_K"}
     order = sorted((k for k in kinds if k in BITS), key=lambda kind: -kinds[kind])
-    shares = [names[kind] for kind in order if kinds[kind] * 100 >= sum(kinds.values())]
+    shares = [
+        names.get(kind, kind.upper()) for kind in order if kinds[kind] * 100 >= sum(kinds.values())
+    ]
     return "+".join(shares)
 
 

@@ -14,12 +14,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.formats import open_checkpoint
 from engine.formats.checkpoint import Checkpoint, FormatError
+from engine.formats.gguf_writer import write_gguf
 from engine.formats.synthetic import SyntheticCheckpoint
 from engine.package import ALIGNMENT, MAGIC, Package, PackageError, build_package
 from engine.quantize.schemes import dequantize
 
-SCHEMES = {"F32": "f32", "F16": "f16", "BF16": "bf16", "Q8_0": "q8", "Q4_0": "q4", "Q4_1": "q4"}
+SCHEMES = {
+    "F32": "f32",
+    "F16": "f16",
+    "BF16": "bf16",
+    "Q8_0": "q8",
+    "Q4_0": "q4",
+    "Q4_1": "q4",
+    "Q5_0": "q8",
+    "Q5_1": "q8",
+}
 
 
 def halves_order(rows: int, heads: int) -> np.ndarray:
@@ -56,12 +67,16 @@ def test_some_rows_dequantise_to_the_same_numbers_as_all(
 
 
 def test_a_type_without_a_layout_is_kept_as_half_floats_and_named(
-    checkpoint_in: Callable[[str], Checkpoint], package_in: Callable[[str], Package]
+    tmp_path: Path,
 ) -> None:
-    package = package_in("Q5_0")
-    note = next(note for note in package.notes if "ffn_down" in note)
-    assert "Q5_0" in note and "relative error" in note
-    wanted = checkpoint_in("Q5_0").float32("blk.0.ffn_down.weight")
+    name = "blk.0.ffn_down.weight"
+    write_gguf(SyntheticCheckpoint(ffn=256), tmp_path / "m.gguf", types={name: "TQ2_0"})
+    checkpoint = open_checkpoint(tmp_path / "m.gguf")
+    build_package(checkpoint, tmp_path / "m.pkg", name="m")
+    package = Package.open(tmp_path / "m.pkg")
+    (note,) = package.notes
+    assert name in note and "TQ2_0" in note and "relative error" in note
+    wanted = checkpoint.float32(name)
     found = dequantize(package.tensors["L00.ffn.down"])
     assert np.abs(found - wanted).max() <= np.abs(wanted).max() * 2**-11
 

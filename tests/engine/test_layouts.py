@@ -1,0 +1,83 @@
+"""Layouts of weights: the same numbers in each, and those of the GGUF file, bit by bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize as gguf_dequantize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.formats.blocks import TYPES
+from engine.quantize.ggml import BLOCKS, read_blocks
+from engine.quantize.repack import lay_out
+from engine.quantize.schemes import LAYOUTS, PackedTensor, dequantize, part_forms
+
+# type → byte offsets of the fp16 scales in a block
+HALVES = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
+
+
+def random_blocks(kind: str, outputs: int, inputs: int, seed: int) -> np.ndarray:
+    """Raw rows of a type: every byte random, the scales finite."""
+    block = TYPES[kind]
+    random = np.random.default_rng(seed)
+    count = inputs // block.elements
+    raw = random.integers(0, 256, (outputs, count, block.nbytes), np.uint8)
+    for at in HALVES[kind]:
+        scales = random.standard_normal((outputs, count)).astype(np.float16)
+        raw[:, :, at : at + 2] = scales[:, :, None].view(np.uint8)
+    return raw.reshape(outputs, -1)
+
+
+def packed(kind: str, raw: np.ndarray, layout: str) -> PackedTensor:
+    inputs = raw.shape[1] // TYPES[kind].nbytes * TYPES[kind].elements
+    made = lay_out(read_blocks(kind, raw, inputs), layout)
+    shape = (len(raw), inputs)
+    forms = part_forms(made.scheme, made.layout, shape, made.group)
+    for part, array in made.parts.items():
+        assert array.shape == forms[part].shape and array.dtype in forms[part].dtypes
+    return PackedTensor("t", made.scheme, shape, made.parts, made.zero, made.layout, made.group)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(BLOCKS)),
+    outputs=st.integers(1, 70),
+    blocks=st.integers(1, 5),
+    seed=st.integers(0, 2**32),
+)
+def test_every_layout_holds_the_numbers_of_the_gguf_blocks(
+    kind: str, outputs: int, blocks: int, seed: int
+) -> None:
+    raw = random_blocks(kind, outputs, blocks * TYPES[kind].elements, seed)
+    wanted = gguf_dequantize(raw, GGMLQuantizationType(TYPES[kind].id))
+    for layout in LAYOUTS:
+        found = dequantize(packed(kind, raw, layout))
+        np.testing.assert_array_equal(found, wanted, err_msg=layout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", sorted(BLOCKS))
+@settings(max_examples=20, deadline=None)
+@given(outputs=st.integers(1, 50), data=st.data())
+def test_some_rows_are_those_rows_of_the_whole(
+    kind: str, layout: str, outputs: int, data: st.DataObject
+) -> None:
+    tensor = packed(kind, random_blocks(kind, outputs, 256, 1), layout)
+    whole = dequantize(tensor)
+    index = st.integers(-outputs, outputs - 1)
+    rows = np.array(data.draw(st.lists(index, max_size=5)), np.int64)
+    np.testing.assert_array_equal(dequantize(tensor, rows), whole[rows])
+    bounds = st.one_of(st.none(), st.integers(-60, 60))
+    piece = slice(data.draw(bounds), data.draw(bounds), data.draw(st.sampled_from((None, 1, 3))))
+    np.testing.assert_array_equal(dequantize(tensor, piece), whole[piece])
