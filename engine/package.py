@@ -211,7 +211,6 @@ def build_package(
     if layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}, expected one of {', '.join(LAYOUTS)}")
     model = _layout(checkpoint)
-    _check_shapes(checkpoint, model)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
@@ -354,34 +353,3 @@ def _row_order(layout: ModelLayout, target: str) -> npt.NDArray[np.int64] | None
     heads = hp.heads if part.startswith("attn.q") else hp.kv_heads
     order = np.arange(heads * hp.head_dim, dtype=np.int64)
     return order.reshape(heads, hp.head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
-
-
-def _check_shapes(checkpoint: Checkpoint, layout: ModelLayout) -> None:
-    hp = layout.hyperparameters
-    q, kv = hp.heads * hp.head_dim, hp.kv_heads * hp.head_dim
-    expected: dict[str, tuple[int, ...]] = {
-        "embed": (hp.vocab, hp.width),
-        "head.logits": (hp.vocab, hp.width),
-        "head.norm": (hp.width,),
-        "attn.norm": (hp.width,),
-        "attn.q": (q, hp.width),
-        "attn.k": (kv, hp.width),
-        "attn.v": (kv, hp.width),
-        "attn.out": (hp.width, q),
-        "attn.q.bias": (q,),
-        "attn.k.bias": (kv,),
-        "attn.v.bias": (kv,),
-        "attn.out.bias": (hp.width,),
-        "ffn.norm": (hp.width,),
-        "ffn.gate": (hp.ffn, hp.width),
-        "ffn.up": (hp.ffn, hp.width),
-        "ffn.down": (hp.width, hp.ffn),
-    }
-    for target, source in layout.sources.items():
-        part = target.split(".", 1)[1] if target[0] == "L" else target
-        found = checkpoint.tensors[source].shape
-        if found != expected[part]:
-            raise FormatError(
-                f"{checkpoint.path}: tensor {source!r} has shape {found}, the config's sizes ask "
-                f"for {expected[part]}"
-            )

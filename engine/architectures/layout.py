@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.architectures.hyperparameters import Hyperparameters
-from engine.formats.checkpoint import Checkpoint, FormatError
+from engine.formats.checkpoint import FormatError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +97,22 @@ class ConfigReader:
             raise self._error(key, value, "a text")
         return value
 
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self._error(key, value, "true or false")
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        value = self._get(key)
+        if value is None:
+            return ()
+        if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
+            raise self._error(key, value, "a list of texts")
+        return tuple(value)
+
     def mapping(self, key: str) -> Mapping[str, Any]:
         value = self._get(key)
         if value is None:
@@ -125,7 +141,3 @@ class ConfigReader:
             f"config key {self.prefix}{name} is not known to this family and was not used"
             for name in sorted(set(names) - self.seen)
         )
-
-
-def config_reader(checkpoint: Checkpoint, prefix: str = "") -> ConfigReader:
-    return ConfigReader(checkpoint.path, checkpoint.metadata, prefix)

@@ -227,20 +227,6 @@ def test_a_config_that_cannot_be_run_is_refused_by_key(
         build_package(without(SyntheticCheckpoint(), **changes), tmp_path / "x.pkg", name="x")
 
 
-class HalfBiased(SyntheticCheckpoint):
-    """A model whose attention output has lost its bias."""
-
-    def __init__(self) -> None:
-        super().__init__(biases=True)
-        kept = {n: i for n, i in self.tensors.items() if "attn_output.bias" not in n}
-        self.tensors = kept
-
-
-def test_biases_are_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match=r"6 biases .* expected all 8 or none"):
-        build_package(HalfBiased(), tmp_path / "x.pkg", name="x")
-
-
 def test_a_config_key_that_nobody_reads_becomes_a_note(tmp_path: Path) -> None:
     checkpoint = without(SyntheticCheckpoint(), **{"llama.new_trick": 1})
     info = build_package(checkpoint, tmp_path / "x.pkg", name="x")
