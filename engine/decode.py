@@ -13,6 +13,7 @@ import numpy.typing as npt
 from engine.architectures import family_named
 from engine.package import Package
 from engine.runtime.cache import KVCache
+from engine.runtime.ring import Places, require_relative, with_ring
 from engine.runtime.state import ContextFull, State, step_inputs
 from engine.runtime.sync import NonFinite, SyncExecutor
 from engine.runtime.trace import Taps, Trace
@@ -28,8 +29,9 @@ PREFILL_TOKENS = 128
 class Decoder:
     """A model with one sequence in its KV cache.
 
-    `context` bounds positions (default: the model's own). `unit_options` go to the unit, such as
-    `dtype=np.float64` for the reference.
+    `context` bounds positions (default: the model's own). With `keep`, a full context goes on as a
+    ring behind its first `keep` tokens (engine.runtime.ring). `unit_options` go to the unit, such
+    as `dtype=np.float64` for the reference.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Decoder:
         *,
         unit: str = "packed",
         context: int | None = None,
+        keep: int | None = None,
         trace: Trace | None = None,
         **unit_options: Any,
     ) -> None:
@@ -47,7 +50,11 @@ class Decoder:
         if not 1 <= self.context <= hp.context:
             raise ValueError(f"context is {self.context}, expected 1 to the model's {hp.context}")
         self.unit = load_unit(unit, package, context=self.context, **unit_options)
+        self.places = Places(self.context, keep)
         self.program = family_named(hp.architecture).program(hp)
+        if keep is not None:
+            require_relative(hp)
+            self.program = with_ring(self.program, keep)
         self.cache = KVCache(
             hp.layers,
             self.context,
@@ -59,6 +66,11 @@ class Decoder:
         self.executor = SyncExecutor(self.program, self.unit, trace)
         self.position = 0
         self._caches = self.cache.buffers()
+
+    @property
+    def full(self) -> bool:
+        """Whether no further token fits; never with a ring."""
+        return self.places.keep is None and self.position >= self.context
 
     @property
     def weight_bytes(self) -> int:
@@ -91,15 +103,14 @@ class Decoder:
         if tokens.min() < 0 or tokens.max() >= vocab:
             bad = int(tokens[(tokens < 0) | (tokens >= vocab)][0])
             raise ValueError(f"token {bad} is outside the vocabulary of {vocab}")
-        if self.position + tokens.size > self.context:
-            raise ContextFull(self.position, tokens.size, self.context)
+        self.places.require_room(self.position, tokens.size)
         found = []
-        for start in range(0, tokens.size, PREFILL_TOKENS):
-            piece = tokens[start : start + PREFILL_TOKENS]
-            last = start + piece.size == tokens.size
+        for start, stop in self.places.pieces(self.position, tokens.size, PREFILL_TOKENS):
+            piece, last = tokens[start:stop], stop == tokens.size
             rows = np.arange(piece.size) if all_logits else np.array([piece.size - 1])
             positions = np.arange(self.position, self.position + piece.size)
-            state: State = {**step_inputs(piece, positions, rows), **self._caches}
+            inputs = step_inputs(piece, positions, rows, **self.places.inputs(positions))
+            state: State = {**inputs, **self._caches}
             logits = self.executor.run(state, taps)
             self.position += piece.size
             if all_logits or last:
@@ -117,9 +128,18 @@ class Decoder:
         self.position = position
 
     def truncate(self, position: int) -> None:
-        """Forget the positions from `position` on; their slots are written again later."""
+        """Forget the positions from `position` on; their slots are written again later.
+
+        Raises ValueError for a position beyond what is cached, and once a ring has overwritten
+        what the remaining ones would see.
+        """
         if not 0 <= position <= self.position:
             raise ValueError(f"cannot truncate to {position}: {self.position} positions are cached")
+        if self.position > self.context and position != self.position:
+            raise ValueError(
+                f"cannot truncate to {position}: the ring of {self.context} slots has overwritten "
+                f"{self.position - self.context} positions; reset the decoder instead"
+            )
         self.position = position
 
     def reset(self) -> None:
@@ -183,8 +203,7 @@ class Generation(Iterator[TokenEvent]):
             raise ValueError("the prompt has no tokens; give at least the BOS token")
         if max_new < 1:
             raise ValueError(f"max_new is {max_new}, expected at least 1")
-        if decoder.position + len(prompt) > decoder.context:
-            raise ContextFull(decoder.position, len(prompt), decoder.context)
+        decoder.places.require_room(decoder.position, len(prompt))
         self._decoder, self._sampling, self._cancel = decoder, sampling, cancel
         self._prompt = np.asarray(prompt, np.int64)
         self._max_new, self._stop_ids = max_new, frozenset(stop_ids)
@@ -208,7 +227,7 @@ class Generation(Iterator[TokenEvent]):
         self._t_ns.append(now)
         if token in self._stop_ids:
             self._finish = "stop"
-        elif len(self._tokens) == self._max_new or self._decoder.position == self._decoder.context:
+        elif len(self._tokens) == self._max_new or self._decoder.full:
             self._finish = "length"
         return TokenEvent(token, len(self._tokens) - 1, now)
 
