@@ -1,4 +1,4 @@
-"""A small llama model made from a seed: no file, no download, the same numbers on every machine.
+"""A small model made from a seed: no file, no download, the same numbers on every machine.
 
 Weights come from the raw 64-bit words of Philox-4x64 (a counter-based generator, Salmon et al.,
 "Parallel random numbers: as easy as 1, 2, 3", SC 2011), keyed by the seed and the tensor's name.
@@ -36,14 +36,24 @@ _WORDS = (
 _LOGIT_SPREAD = 3.0  # standard deviation of the logits, so that the best token stands out
 
 
-class SyntheticCheckpoint:
-    """A llama model under GGUF's metadata keys and tensor names; float32 weights. See `Checkpoint`.
+# Family → its name in GGUF files.
+FAMILIES: Mapping[str, str] = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+}
 
-    `head_dim` None is width / heads. `tied` leaves the output matrix out, so the embedding serves.
-    `biases` gives q, k, v and the attention's output one. `rope` adds or overrides metadata keys
-    (those after `llama.rope.`), and `rope_divisors` (head_dim / 2 numbers) becomes the tensor
+
+class SyntheticCheckpoint:
+    """A model under GGUF's metadata keys and tensor names; float32 weights. See `Checkpoint`.
+
+    `family` is one of FAMILIES. `head_dim` None is width / heads. `tied` leaves the output matrix
+    out, so the embedding serves. `biases` gives a llama model's q, k, v and attention output one;
+    q, k and v of a qwen2 model always have one. `rope` adds or overrides metadata keys (those after
+    `ARCHITECTURE.rope.`), and `rope_divisors` (head_dim / 2 numbers) becomes the tensor
     `rope_freqs.weight`, for RoPE variants.
-    Raises FormatError for sizes that make no model.
+    Raises FormatError for sizes that make no model, and for a part that the family has not.
     """
 
     format = "synthetic"
@@ -52,6 +62,7 @@ class SyntheticCheckpoint:
         self,
         seed: int = 0,
         *,
+        family: str = "llama",
         layers: int = 2,
         width: int = 64,
         heads: int = 4,
@@ -66,6 +77,15 @@ class SyntheticCheckpoint:
         rope: Mapping[str, Any] | None = None,
         rope_divisors: Sequence[float] | None = None,
     ) -> None:
+        if family not in FAMILIES:
+            raise FormatError(
+                f"synthetic model: family {family!r} is not known; known: {sorted(FAMILIES)}"
+            )
+        arch = FAMILIES[family]
+        if biases and family != "llama":
+            raise FormatError(f"synthetic model: a {family} model has no choice of biases")
+        if rope_divisors is not None and arch != "llama":
+            raise FormatError(f"synthetic model: a {family} model has no rope divisors")
         sizes = {
             "layers": layers,
             "width": width,
@@ -90,45 +110,31 @@ class SyntheticCheckpoint:
             raise FormatError(
                 f"synthetic model: head dimension {head_dim} is odd; RoPE needs pairs"
             )
-        self.seed = seed
+        self.seed, self.family = seed, family
         self.path = Path(f"synthetic-{seed}")
         self.metadata: Mapping[str, Any] = {
-            "general.architecture": "llama",
+            "general.architecture": arch,
             "general.name": f"synthetic {layers}x{width} seed {seed}",
-            "llama.block_count": layers,
-            "llama.context_length": context,
-            "llama.embedding_length": width,
-            "llama.feed_forward_length": ffn,
-            "llama.attention.head_count": heads,
-            "llama.attention.head_count_kv": kv_heads,
-            "llama.attention.key_length": head_dim,
-            "llama.attention.value_length": head_dim,
-            "llama.attention.layer_norm_rms_epsilon": 1e-5,
-            "llama.rope.dimension_count": head_dim,
-            "llama.rope.freq_base": 10000.0,
-            "llama.vocab_size": vocab,
-            **{f"llama.rope.{key}": value for key, value in (rope or {}).items()},
+            f"{arch}.block_count": layers,
+            f"{arch}.context_length": context,
+            f"{arch}.embedding_length": width,
+            f"{arch}.feed_forward_length": ffn,
+            f"{arch}.attention.head_count": heads,
+            f"{arch}.attention.head_count_kv": kv_heads,
+            f"{arch}.attention.key_length": head_dim,
+            f"{arch}.attention.value_length": head_dim,
+            f"{arch}.attention.layer_norm_rms_epsilon": 1e-5,
+            f"{arch}.rope.dimension_count": head_dim,
+            f"{arch}.rope.freq_base": 10000.0,
+            f"{arch}.vocab_size": vocab,
+            **{f"{arch}.rope.{key}": value for key, value in (rope or {}).items()},
         }
         self._deviations: dict[str, tuple[float, float]] = {}
         self._tensors: dict[str, TensorInfo] = {}
         self.tensors: Mapping[str, TensorInfo] = self._tensors
         self._add("token_embd.weight", (vocab, width), 1.0)
         for layer in range(layers):
-            block = f"blk.{layer}."
-            self._add(block + "attn_norm.weight", (width,), 0.1, mean=1.0)
-            self._add(block + "attn_q.weight", (heads * head_dim, width))
-            self._add(block + "attn_k.weight", (kv_heads * head_dim, width))
-            self._add(block + "attn_v.weight", (kv_heads * head_dim, width))
-            self._add(block + "attn_output.weight", (width, heads * head_dim))
-            if biases:
-                self._add(block + "attn_q.bias", (heads * head_dim,), 0.5)
-                self._add(block + "attn_k.bias", (kv_heads * head_dim,), 0.5)
-                self._add(block + "attn_v.bias", (kv_heads * head_dim,), 0.5)
-                self._add(block + "attn_output.bias", (width,), 0.5)
-            self._add(block + "ffn_norm.weight", (width,), 0.1, mean=1.0)
-            self._add(block + "ffn_gate.weight", (ffn, width))
-            self._add(block + "ffn_up.weight", (ffn, width))
-            self._add(block + "ffn_down.weight", (width, ffn))
+            self._add_layer(layer, heads, kv_heads, head_dim, width, ffn, output_bias=biases)
         self._add("output_norm.weight", (width,), 0.1, mean=1.0)
         if not tied:
             self._add("output.weight", (vocab, width), _LOGIT_SPREAD / math.sqrt(width))
@@ -156,6 +162,37 @@ class SyntheticCheckpoint:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+    def _add_layer(
+        self,
+        layer: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        width: int,
+        ffn: int,
+        *,
+        output_bias: bool,
+    ) -> None:
+        block = f"blk.{layer}."
+        self._add(block + "attn_norm.weight", (width,), 0.1, mean=1.0)
+        self._add(block + "attn_q.weight", (heads * head_dim, width))
+        self._add(block + "attn_k.weight", (kv_heads * head_dim, width))
+        self._add(block + "attn_v.weight", (kv_heads * head_dim, width))
+        self._add(block + "attn_output.weight", (width, heads * head_dim))
+        if output_bias or self.family == "qwen2":
+            self._add(block + "attn_q.bias", (heads * head_dim,), 0.5)
+            self._add(block + "attn_k.bias", (kv_heads * head_dim,), 0.5)
+            self._add(block + "attn_v.bias", (kv_heads * head_dim,), 0.5)
+        if output_bias:
+            self._add(block + "attn_output.bias", (width,), 0.5)
+        if self.family == "qwen3":
+            self._add(block + "attn_q_norm.weight", (head_dim,), 0.3, mean=1.0)
+            self._add(block + "attn_k_norm.weight", (head_dim,), 0.3, mean=1.0)
+        self._add(block + "ffn_norm.weight", (width,), 0.1, mean=1.0)
+        self._add(block + "ffn_gate.weight", (ffn, width))
+        self._add(block + "ffn_up.weight", (ffn, width))
+        self._add(block + "ffn_down.weight", (width, ffn))
 
     def _add(
         self,

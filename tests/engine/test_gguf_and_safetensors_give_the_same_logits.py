@@ -32,6 +32,8 @@ NAMES = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
@@ -44,8 +46,8 @@ HEADS = {
     "one key/value head": {"heads": 4, "kv_heads": 1},
     "heads wider than the model": {"heads": 4, "kv_heads": 2, "head_dim": 32},
     "tied": {"heads": 4, "kv_heads": 2, "tied": True},
-    "biases": {"heads": 4, "kv_heads": 2, "biases": True},
 }
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def llama3_divisors(head_dim: int, theta: float, factor: float) -> list[float]:
@@ -111,7 +113,9 @@ def write_safetensors(
     model: SyntheticCheckpoint, folder: Path, scaling: Mapping[str, Any], *, reorder: bool = True
 ) -> Path:
     """The model as Transformers would save it; `reorder` False leaves q and k as GGUF has them."""
-    get = {key.removeprefix("llama."): value for key, value in model.metadata.items()}.__getitem__
+    prefix = f"{model.metadata['general.architecture']}."
+    get = {key.removeprefix(prefix): value for key, value in model.metadata.items()}.__getitem__
+    reorder = reorder and prefix == "llama."  # the other families' files rotate halves already
     heads, kv_heads = get("attention.head_count"), get("attention.head_count_kv")
     tensors = {}
     for name in model.tensors:
@@ -133,7 +137,7 @@ def write_safetensors(
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors")
     config = {
-        "model_type": "llama",
+        "model_type": model.family,
         "hidden_act": "silu",
         "hidden_size": get("embedding_length"),
         "intermediate_size": get("feed_forward_length"),
@@ -146,6 +150,8 @@ def write_safetensors(
         "rope_theta": get("rope.freq_base"),
         "vocab_size": get("vocab_size"),
         "tie_word_embeddings": "output.weight" not in model.tensors,
+        "attention_bias": "blk.0.attn_output.bias" in model.tensors,
+        **({"sliding_window": None} if model.family == "mistral" else {}),
         **scaling,
     }
     (folder / "config.json").write_text(json.dumps(config))
@@ -173,10 +179,27 @@ def compare(
 
 
 @pytest.mark.parametrize("heads", list(HEADS))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_head_configuration_gives_the_same_logits_from_both_formats(
-    heads: str, tmp_path: Path
+    family: str, heads: str, tmp_path: Path
 ) -> None:
-    from_gguf, from_safetensors = compare(tmp_path, HEADS[heads], "none")
+    from_gguf, from_safetensors = compare(tmp_path, {"family": family, **HEADS[heads]}, "none")
+    np.testing.assert_allclose(from_gguf, from_safetensors, atol=2e-5)
+
+
+def test_biases_give_the_same_logits_from_both_formats(tmp_path: Path) -> None:
+    arguments = {"heads": 4, "kv_heads": 2, "biases": True}
+    from_gguf, from_safetensors = compare(tmp_path, arguments, "none")
+    np.testing.assert_allclose(from_gguf, from_safetensors, atol=2e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("rope", ["linear", "yarn"])
+def test_scaled_rope_of_other_families_is_the_same_from_both_formats(
+    rope: str, family: str, tmp_path: Path
+) -> None:
+    arguments = {"family": family, "heads": 4, "kv_heads": 2, "head_dim": 16}
+    from_gguf, from_safetensors = compare(tmp_path, arguments, rope)
     np.testing.assert_allclose(from_gguf, from_safetensors, atol=2e-5)
 
 
