@@ -13,7 +13,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-RECORD_VERSION = 1
+from engine.options import EngineOptions
+
+RECORD_VERSION = 1  # of events
+SPEC_VERSION = 2  # of run specs; 2: engine options in place of a unit and a number of threads
 
 # What an event may be. A reader refuses a kind that is not listed.
 EVENT_KINDS = (
@@ -48,8 +51,9 @@ class Restart:
 class RunSpec:
     """What one run on a board does. Paths are the board's own.
 
-    `job` names a module of `engine.measure`; `parameters` belong to it. `threads` None leaves the
-    count to the engine. `deadline_s` and `sample_period_s` are seconds.
+    `job` names a module of `engine.measure`; `parameters` belong to it. `options` say how the
+    decoder runs: a mapping of engine.options.EngineOptions, what it leaves out being the unit's
+    own default. `deadline_s` and `sample_period_s` are seconds.
     """
 
     run_id: str
@@ -58,14 +62,27 @@ class RunSpec:
     package_sha256: str | None
     parameters: Mapping[str, Any]
     inputs: str | None = None  # one .npz with the job's arrays
-    unit: str = "reference"
-    threads: int | None = None
-    pin: tuple[int, ...] | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    pin: tuple[int, ...] | None = None  # the CPUs to run on; None: all that are allowed
     seed: int = 0
     deadline_s: float = 3600.0
     sample_period_s: float = 1.0
     restarts: tuple[Restart, ...] = ()
-    version: int = RECORD_VERSION
+    version: int = SPEC_VERSION
+
+    @property
+    def engine(self) -> EngineOptions:
+        """`options` read and checked. Raises ValueError naming the field."""
+        return EngineOptions.from_mapping(self.options)
+
+    @property
+    def unit(self) -> str:
+        return self.engine.unit
+
+    @property
+    def threads(self) -> int | None:
+        """None leaves the count to the engine."""
+        return self.engine.threads
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
@@ -79,7 +96,7 @@ class RunSpec:
             raise RecordError(f"run spec is not JSON: {error}") from error
         if not isinstance(raw, dict):
             raise RecordError(f"run spec: found {type(raw).__name__}, expected an object")
-        check_version("run spec", raw.get("version"))
+        check_version("run spec", raw.get("version"), SPEC_VERSION)
         names = {field.name for field in dataclasses.fields(RunSpec)}
         unknown = sorted(set(raw) - names)
         if unknown:
@@ -89,9 +106,13 @@ class RunSpec:
         try:
             raw["restarts"] = tuple(Restart(**item) for item in raw.get("restarts") or ())
             raw["pin"] = None if raw.get("pin") is None else tuple(int(cpu) for cpu in raw["pin"])
-            return RunSpec(**raw)
-        except TypeError as error:
+            spec = RunSpec(**raw)
+            if not isinstance(spec.options, dict):
+                raise TypeError(f"options are {type(spec.options).__name__}, expected an object")
+            EngineOptions.from_mapping(spec.options)
+        except (TypeError, ValueError) as error:
             raise RecordError(f"run spec: {error}") from error
+        return spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +137,7 @@ class Event:
             raise RecordError(f"event is not JSON: {error}; line begins {line[:80]!r}") from error
         if not isinstance(raw, dict):
             raise RecordError(f"event: found {type(raw).__name__}, expected an object")
-        check_version("event", raw.get("v"))
+        check_version("event", raw.get("v"), RECORD_VERSION)
         n, t_ns, kind, data = (raw.get(key) for key in ("n", "t_ns", "kind", "data"))
         if type(n) is not int or type(t_ns) is not int or n < 0:
             raise RecordError(f"event: n and t_ns must be whole numbers, found {n!r} and {t_ns!r}")
@@ -127,10 +148,10 @@ class Event:
         return Event(n, t_ns, kind, data)
 
 
-def check_version(what: str, found: object) -> None:
-    """Raises RecordError unless `found` is the version that this module writes."""
-    if found != RECORD_VERSION:
+def check_version(what: str, found: object, known: int) -> None:
+    """Raises RecordError unless `found` is the version `known` that this module writes."""
+    if found != known:
         raise RecordError(
-            f"{what}: version {found!r}, this side reads version {RECORD_VERSION}; "
+            f"{what}: version {found!r}, this side reads version {known}; "
             "deploy the engine of the same commit as the harness"
         )

@@ -15,6 +15,7 @@ from harness.farm.results import INTERRUPTED, StageResult
 from harness.farm.resume import abandon, continued, orphans
 from harness.jobs import lifecycle
 from harness.jobs.base import Stage, stage_model
+from harness.jobs.engines import EngineChoice, choose_engine
 from harness.verdicts import Check, Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -155,6 +156,16 @@ class BoardRun:
         if self._placed is None:
             raise RuntimeError(f"nothing was put on {self.board.name} yet")
         return self._placed
+
+    @property
+    def engine(self) -> EngineChoice:
+        """How the engine runs on the board as it is now."""
+        return choose_engine(
+            self.board,
+            self.placed.facts,
+            self.orders.options.engine,
+            why_not_native=self.placed.why_not_native,
+        )
 
     def model_for(self, stage: Stage) -> PreparedModel:
         return stage_model(stage, self.orders.model, self.orders.options)

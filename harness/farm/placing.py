@@ -33,6 +33,7 @@ class Placed:
     facts: Facts
     engine_hash: str
     deployment: Deployment
+    why_not_native: str | None = "this engine has no native unit"
 
     def run(self, run_id: str) -> RemoteRun:
         """Where a run of that id lies on the board, whether it is there or not."""

@@ -149,6 +149,7 @@ class StageRun:
             run_id=run_id,
             remote_package=self.placed.deployment.paths[model.sha256],
             cache=folder,
+            engine=self.run.engine,
         )
 
     def _require_there(self, remote: RemoteRun) -> None:

@@ -12,11 +12,12 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from harness.errors import HarnessError
+from harness.inventory.entry import Entry
 from harness.inventory.scalars import Refused, describe, is_secret_name
-from harness.inventory.schema import Board, Entry, Jump
+from harness.inventory.schema import Board, Jump
 from harness.inventory.tree import Items, Table, Text, Value, find, line_of, parse_tree, plain
 
-MERGED_BY_KEY = ("budget", "environment")  # a board's own keys are added to the defaults'
+MERGED_BY_KEY = ("budget", "engine", "environment")  # a board's own keys are added to the defaults'
 NOT_DEFAULTS = ("name", "host", "host_key", "virtual")  # they make one board what it is
 
 
@@ -296,12 +297,23 @@ def _merge(defaults: Table, board: Value, line: int) -> Table:
         source = own if key in own.values else defaults
         value = source.values[key]
         base = defaults.values.get(key)
-        if key in MERGED_BY_KEY and isinstance(base, Table) and isinstance(value, Table):
+        if (
+            key in MERGED_BY_KEY
+            and isinstance(base, Table)
+            and isinstance(value, Table)
+            and not (key == "engine" and _names_another_unit(base, value))
+        ):
             value = Table(
                 value.line, {**base.values, **value.values}, {**base.key_lines, **value.key_lines}
             )
         merged.values[key], merged.key_lines[key] = value, source.key_lines[key]
     return merged
+
+
+def _names_another_unit(defaults: Table, own: Table) -> bool:
+    """What the defaults ask of one unit of the engine says nothing about another."""
+    units = [plain(table).get("unit") for table in (defaults, own)]
+    return units[1] is not None and units[0] != units[1]
 
 
 def _keys_at(model: type[Entry], path: Sequence[int | str]) -> list[str]:

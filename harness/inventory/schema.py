@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationInfo,
     model_validator,
 )
 
+from harness.inventory.engine import Engine, parse_threads
+from harness.inventory.entry import Entry
 from harness.inventory.scalars import (
     BOARD_NAME,
     VARIABLE,
@@ -37,12 +37,6 @@ DEFAULT_FOLDERS = (
 )
 
 
-class Entry(BaseModel):
-    """Base of everything in the file: frozen, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
 def _bounded(low: float, high: float) -> AfterValidator:
     def check(value: float) -> float:
         if not low <= value <= high:
@@ -58,23 +52,14 @@ def _one_line(value: str) -> str:
     return value
 
 
-def _threads(value: Any) -> int | str:
-    if value == "auto":
-        return "auto"
-    try:
-        count = parse_whole(value)
-    except Refused as error:
-        raise Refused(describe(value), "'auto' or a whole number") from error
-    if not 1 <= count <= 1024:
-        raise Refused(describe(value), "'auto' or a whole number from 1 to 1024")
-    return count
-
-
 def _pin(value: Any) -> str | tuple[int, ...]:
-    if value == "big":
-        return "big"
+    if value in ("auto", "big", "none"):
+        return str(value)
     if not isinstance(value, (list, tuple)) or not value:
-        raise Refused(describe(value), "'big' or a list of core numbers such as [4, 5, 6, 7]")
+        raise Refused(
+            describe(value),
+            "'auto', 'big', 'none' or a list of core numbers such as [4, 5, 6, 7]",
+        )
     cores = tuple(parse_whole(core) for core in value)
     if min(cores) < 0 or max(cores) > 4095 or len(set(cores)) != len(cores):
         raise Refused(str(list(cores)), "different core numbers from 0 to 4095")
@@ -265,8 +250,9 @@ class Board(Entry):
     jump: Jump | None = None
     tags: tuple[Annotated[str, AfterValidator(_tag)], ...] = ()
     python: OneLine | None = None  # path on the board; None: the probe looks for one
-    threads: Annotated[int | Literal["auto"], BeforeValidator(_threads)] = "auto"
-    pin: Annotated[Literal["big"] | tuple[int, ...], BeforeValidator(_pin)] | None = None
+    threads: Annotated[int | Literal["auto"], BeforeValidator(parse_threads)] = "auto"
+    pin: Annotated[Literal["auto", "big", "none"] | tuple[int, ...], BeforeValidator(_pin)] = "auto"
+    engine: Engine = Field(default_factory=Engine)
     environment: dict[Annotated[str, AfterValidator(_variable)], str] = Field(default_factory=dict)
     folders: tuple[Annotated[str, AfterValidator(_folder)], ...] = DEFAULT_FOLDERS
     power: Power | None = None
@@ -282,6 +268,10 @@ class Board(Entry):
             data = {**data, "power": None}
         return _split_host(data)
 
+    @property
+    def wanted_threads(self) -> int | Literal["auto"]:
+        return self.threads if self.engine.threads is None else self.engine.threads
+
     @model_validator(mode="after")
     def _consistent(self) -> Board:
         if not BOARD_NAME.fullmatch(self.name):
@@ -291,6 +281,8 @@ class Board(Entry):
             )
         if not self.folders:
             raise Refused("an empty list of folders", "at least one folder")
+        if self.engine.threads is not None and "threads" in self.model_fields_set:
+            raise Refused("'threads' beside 'engine' and inside it", "one of them")
         if self.virtual is None and "host" not in self.model_fields_set:
             raise Refused(
                 f"board {self.name!r} has neither 'host' nor 'virtual'",

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from pydantic import Field
 
 from engine.records import Restart, RunSpec
+from harness.inventory.engine import Engine
+from harness.jobs.engines import EngineChoice
 from harness.verdicts import Record, Verdict
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ class BringupOptions(Record):
     accuracy_tokens: int = Field(default=200, ge=1)  # generated and compared with the reference
     accuracy_positions: int = Field(default=96, ge=16)  # teacher-forced, whose logits are compared
     accuracy_rows: int = Field(default=6, ge=3)  # of these, positions where every op is compared
-    unit: str = "packed"
+    engine: Engine = Field(default_factory=Engine)  # goes before what a board's entry says
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +52,7 @@ class StageContext:
     run_id: str
     remote_package: str | None  # the model's package on the board
     cache: Path  # folder for this run's input files
+    engine: EngineChoice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,26 +98,17 @@ def make_spec(
     restarts: tuple[Restart, ...] = (),
     sample_period_s: float = 1.0,
 ) -> RunSpec:
-    """A spec with what is the same for every stage: package, threads, pinning, unit, seed."""
-    board = context.board
+    """A spec with what is the same for every stage: package, engine options, cores, seed."""
     return RunSpec(
         run_id=context.run_id,
         job=job,
         package=context.remote_package,
         package_sha256=context.model.sha256,
         parameters=parameters,
-        unit=context.options.unit,
-        threads=board.threads if isinstance(board.threads, int) else None,
-        pin=pinned_cpus(board.pin, context.facts),
+        options=context.engine.options.to_mapping(),
+        pin=context.engine.pin,
         seed=context.options.seed,
         deadline_s=deadline_s,
         restarts=restarts,
         sample_period_s=sample_period_s,
     )
-
-
-def pinned_cpus(pin: str | tuple[int, ...] | None, facts: Facts) -> tuple[int, ...] | None:
-    """The cores to run on: a list as it stands; "big" as the board's facts say."""
-    if pin is None or not isinstance(pin, str):
-        return pin
-    return facts.big_cores or None

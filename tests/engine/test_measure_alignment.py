@@ -14,6 +14,7 @@ import engine.decode
 from engine.decode import Decoder
 from engine.measure import alignment
 from engine.measure.context import JobContext
+from engine.options import EngineOptions
 from engine.package import Package
 from engine.program.ops import Op
 from engine.records import Event
@@ -26,6 +27,7 @@ from harness.deploy.models import PreparedModel, prepare_tiny
 from harness.inventory import Board
 from harness.jobs import accuracy
 from harness.jobs.base import BringupOptions, StageContext
+from harness.jobs.engines import EngineChoice
 from harness.jobs.runlog import RunLog
 from harness.verdicts import Outcome, Verdict
 
@@ -73,6 +75,7 @@ def context(small_model: PreparedModel, tmp_path: Path) -> StageContext:
         run_id="run-1",
         remote_package=str(small_model.package),
         cache=tmp_path / "inputs",
+        engine=EngineChoice(EngineOptions()),
     )
 
 

@@ -50,7 +50,7 @@ def start(synthetic_package: Path, tmp_path: Path) -> Start:
                 package_sha256=None,
                 parameters=parameters,
                 inputs=None if path is None else str(path),
-                unit="packed",
+                options={"unit": "packed"},
                 **spec,
             ),
             Package.open(synthetic_package),
@@ -517,14 +517,14 @@ def tiny_spec(package: Path | None, **more: Any) -> RunSpec:
             "rounds": 1,
             "context": 32,
         },
-        "unit": "packed",
+        "options": {"unit": "packed", "threads": 1},
         **more,
     }
     return RunSpec(**fields)
 
 
 def test_worker_says_who_it_is_then_what_it_found(synthetic_package: Path, tmp_path: Path) -> None:
-    code, events, stderr = work(tmp_path / "s", tiny_spec(synthetic_package, threads=1))
+    code, events, stderr = work(tmp_path / "s", tiny_spec(synthetic_package))
     assert code == 0, stderr
     ready = events[0]["data"]
     assert events[0]["kind"] == "ready"
@@ -539,7 +539,7 @@ def test_worker_pins_itself_and_names_a_planted_fault(
     synthetic_package: Path, tmp_path: Path
 ) -> None:
     cpu = min(os.sched_getaffinity(0))
-    spec = tiny_spec(synthetic_package, pin=(cpu, 4000), threads=64)
+    spec = tiny_spec(synthetic_package, pin=(cpu, 4000), options={"unit": "packed", "threads": 64})
     fault = "scale:1.02@L00.ffn.down"
     _, events, _ = work(tmp_path / "s", spec, {"ENGINE_FAULT": fault})
     ready = events[0]["data"]

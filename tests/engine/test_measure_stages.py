@@ -13,6 +13,7 @@ from harness.deploy.models import PreparedModel, prepare_tiny
 from harness.inventory import Board
 from harness.jobs import stages
 from harness.jobs.base import BringupOptions, StageContext
+from harness.jobs.engines import choose_engine
 from harness.jobs.local import run_here
 from harness.jobs.runlog import RunLog
 from harness.verdicts import Outcome, Verdict
@@ -44,14 +45,18 @@ def run(small_model: PreparedModel, tmp_path: Path) -> Run:
         **options: Any,
     ) -> tuple[Verdict, RunLog]:
         stage = next(stage for stage in stages() if stage.name == name)
+        described = Board(**{"name": "here", "virtual": {}, **(board or {})})
+        facts = Facts(machine="here", kernel="Linux")
+        asked = BringupOptions(**{**OPTIONS, "engine": {"unit": "packed"}, **options})
         context = StageContext(
-            board=Board(**{"name": "here", "virtual": {}, **(board or {})}),
-            facts=Facts(machine="here", kernel="Linux"),
+            board=described,
+            facts=facts,
             model=small_model,
-            options=BringupOptions(**{**OPTIONS, **options}),
+            options=asked,
             run_id="run-1",
             remote_package=str(small_model.package),
             cache=tmp_path / "inputs",
+            engine=choose_engine(described, facts, asked.engine),
         )
         planted = {"ENGINE_FAULT": fault or "", "ENGINE_FAULT_AFTER": str(after)}
         environment = planted if fault else {}

@@ -296,7 +296,7 @@ def test_the_real_bundle_runs_the_real_engine(target: MakeTarget, tmp_path: Path
         package=deployment.paths[model.sha256],
         package_sha256=model.sha256,
         parameters={"cases": [case], "rounds": 2, "context": 64},
-        unit="packed",
+        options={"unit": "packed"},
     )
     run = lifecycle.start(
         board.session, deployment, spec, None, environment={}, deadline=Deadline.after(60)

@@ -111,7 +111,10 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
         "devices.yaml:6: tags.1: 'not ok'",
         ("without spaces",),
     ),
-    "boards:\n  a: {host: h, pin: small}\n": ("devices.yaml:2: pin: 'small'", ("'big' or a",)),
+    "boards:\n  a: {host: h, pin: small}\n": (
+        "devices.yaml:2: pin: 'small'",
+        ("'big', 'none' or a",),
+    ),
     "boards:\n  a: {virtual: {isa: cortex-a53}}\n": (
         "devices.yaml:2: virtual.isa: 'cortex-a53', which is not supported yet",
         ("'native'", "remove 'isa'"),
@@ -120,6 +123,35 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "boards:\n  a: {host: h, pin: [0, 07]}\n": (
         "devices.yaml:2: pin: '07'",
         ("in decimal without leading zeros",),
+    ),
+    # the engine
+    "boards:\n  a:\n    host: h\n    engine:\n      kv: f8\n": (
+        "devices.yaml:5: engine.kv: 'f8'",
+        ("one of f32, f16, int8, int4",),
+    ),
+    "boards:\n  a: {host: h, engine: {unit: gpu}}\n": (
+        "devices.yaml:2: engine.unit: 'gpu'",
+        ("one of auto, ", "packed"),
+    ),
+    "boards:\n  a: {host: h, engine: {kvs: f16}}\n": (
+        "devices.yaml:2: unknown key 'kvs' in engine",
+        ("did you mean 'kv'",),
+    ),
+    "boards:\n  a:\n    host: h\n    engine: {unit: packed, executor: compiled}\n": (
+        "devices.yaml:4: engine: engine option executor is 'compiled' with unit 'packed'",
+        ("executor sync",),
+    ),
+    "boards:\n  a:\n    host: h\n    engine:\n      threads: none\n": (
+        "devices.yaml:5: engine.threads: 'none'",
+        ("'auto' or a whole number",),
+    ),
+    "boards:\n  a: {host: h, threads: 2, engine: {threads: 4}}\n": (
+        "devices.yaml:2: 'threads' beside 'engine' and inside it",
+        ("one of them",),
+    ),
+    "boards:\n  a: {host: h, engine: {passes_off: qkv}}\n": (
+        "devices.yaml:2: engine.passes_off: 'qkv'",
+        ("a list of fusion passes",),
     ),
     "boards:\n  a: {host: h, pin: [1, 1]}\n": ("devices.yaml:2: pin: [1, 1]", ("different",)),
     "boards:\n  a: {host: h, host_key: 'SHA256:...'}\n": (

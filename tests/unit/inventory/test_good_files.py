@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.options import EngineOptions
 from harness.errors import HarnessError
-from harness.inventory import Board, Budget, Farm, Virtual, load_farm
+from harness.inventory import Board, Budget, Engine, Farm, Virtual, load_farm
 
 KEY = "SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU"
 GOLDEN = f"""\
@@ -125,9 +127,10 @@ def test_a_key_file_is_relative_to_the_farm_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "pin"), [("big", "big"), ("[4, 5, 6]", (4, 5, 6)), ("[0]", (0,))]
+    ("written", "pin"),
+    [("big", "big"), ("auto", "auto"), ("none", "none"), ("[4, 5, 6]", (4, 5, 6)), ("[0]", (0,))],
 )
-def test_pinning_is_big_or_cores(tmp_path: Path, written: str, pin: object) -> None:
+def test_pinning_is_a_word_or_cores(tmp_path: Path, written: str, pin: object) -> None:
     assert board_of(f"host: h\npin: {written}", tmp_path).pin == pin
 
 
@@ -239,3 +242,38 @@ def test_any_quoted_text_comes_back_as_it_was(values: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         board = board_of(f"host: h\nenvironment: {json.dumps(values)}", Path(folder))
     assert board.environment == values
+
+
+def test_engine_options_are_those_of_the_engine(tmp_path: Path) -> None:
+    board = board_of(
+        "host: h\nengine: {unit: native, kv: int8, fused: no, passes_off: [qkv], keep: 4}", tmp_path
+    )
+    assert board.engine.asked == {
+        "unit": "native", "kv": "int8", "fused": False, "passes_off": ("qkv",), "keep": 4,
+    }  # fmt: skip
+    assert set(Engine.model_fields) == {f.name for f in dataclasses.fields(EngineOptions)}
+
+
+def test_threads_may_stand_with_the_engines_options(tmp_path: Path) -> None:
+    assert board_of("host: h\nengine: {threads: 4}", tmp_path).wanted_threads == 4
+    assert board_of("host: h\nthreads: 3\nengine: {kv: f16}", tmp_path).wanted_threads == 3
+    assert board_of("host: h", tmp_path).wanted_threads == "auto"
+
+
+def test_a_boards_engine_options_are_added_to_the_defaults_of_the_same_unit(tmp_path: Path) -> None:
+    (tmp_path / "devices.yaml").write_text(
+        "defaults: {engine: {unit: native, kv: int8}}\n"
+        "boards:\n"
+        "  same: {host: h, engine: {huge_pages: yes}}\n"
+        "  other: {host: h, engine: {unit: packed}}\n"
+    )
+    boards = load_farm(tmp_path / "devices.yaml").boards
+    assert boards["same"].engine.asked == {"unit": "native", "kv": "int8", "huge_pages": True}
+    assert boards["other"].engine.asked == {"unit": "packed"}
+
+
+def test_the_command_line_goes_before_the_board_and_another_unit_drops_its_options() -> None:
+    board = Engine(unit="native", kv="int8", fused=False)
+    assert Engine(kv="f32").over(board).asked == {"unit": "native", "kv": "f32", "fused": False}
+    assert Engine(unit="native", kv="f32").over(board).asked["fused"] is False
+    assert Engine(unit="packed").over(board).asked == {"unit": "packed"}

@@ -15,6 +15,7 @@ from harness.boards.facts import CpuFacts, Facts
 from harness.deploy.models import PreparedModel, prepare_tiny
 from harness.inventory import Board
 from harness.jobs.base import BringupOptions, StageContext
+from harness.jobs.engines import choose_engine
 from harness.jobs.runlog import RunLog
 
 SECOND = 1_000_000_000
@@ -73,18 +74,22 @@ def stage_context(tiny_model: PreparedModel, tmp_path: Path) -> Callable[..., St
     """`stage_context(board={…}, **options)`: a context around the tiny model."""
 
     def make(board: Mapping[str, Any] | None = None, **options: Any) -> StageContext:
+        made = Board(**{"name": "bench-1", "host": "192.0.2.1", **(board or {})})
+        asked = BringupOptions(**options)
+        facts = Facts(
+            machine="x86_64",
+            kernel="Linux",
+            cpus=tuple(CpuFacts(number=n, capacity=400 + 600 * (n > 1)) for n in range(4)),
+        )
         return StageContext(
-            board=Board(**{"name": "bench-1", "host": "192.0.2.1", **(board or {})}),
-            facts=Facts(
-                machine="x86_64",
-                kernel="Linux",
-                cpus=tuple(CpuFacts(number=n, capacity=400 + 600 * (n > 1)) for n in range(4)),
-            ),
+            board=made,
+            facts=facts,
             model=tiny_model,
-            options=BringupOptions(**options),
+            options=asked,
             run_id="run-1",
             remote_package="/board/model.pkg",
             cache=tmp_path / "inputs",
+            engine=choose_engine(made, facts, asked.engine, why_not_native="no compiler is here"),
         )
 
     return make

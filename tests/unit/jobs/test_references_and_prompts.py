@@ -243,13 +243,6 @@ def test_text_longer_than_the_sample_repeats_it(tiny_model: PreparedModel) -> No
         Decoder(package, context=64).advance(tokens[:64])  # all within the vocabulary
 
 
-def test_big_cores_are_those_of_the_highest_capacity(stage_context: Contexts) -> None:
-    facts = stage_context().facts  # cores 2 and 3 are the strong ones
-    assert base.pinned_cpus("big", facts) == (2, 3)
-    assert base.pinned_cpus((1, 0), facts) == (1, 0)
-    assert base.pinned_cpus(None, facts) is None
-
-
 def test_spec_carries_the_boards_threads_pins_and_the_models_hash(stage_context: Contexts) -> None:
     context = stage_context(board={"threads": 3, "pin": "big"}, seed=9)
     spec = base.make_spec(context, "tiny", {}, deadline_s=60)
