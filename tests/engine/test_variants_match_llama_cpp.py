@@ -1,4 +1,4 @@
-"""Tiny models that differ in heads, biases and RoPE, against llama.cpp's logits for them."""
+"""Tiny models that differ in heads, biases, RoPE and family, against logits of llama.cpp."""
 
 from __future__ import annotations
 
@@ -14,19 +14,26 @@ from engine.formats import SyntheticCheckpoint
 from engine.package import Package, build_package
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-RECORD: dict[str, Any] = json.loads((GOLDEN / "llama_cpp_variants.json").read_text("utf-8"))
+RECORDS: dict[str, dict[str, Any]] = {
+    name: json.loads((GOLDEN / f"llama_cpp_{name}.json").read_text("utf-8"))
+    for name in ("variants", "families")
+}
 # Two float32 engines differ by 2e-5 at most here, on logits with a standard deviation of 3 to 9.
 TOLERANCE = 1e-4
 
 
 @pytest.mark.parametrize("unit", ["packed", "reference"])
-@pytest.mark.parametrize("variant", list(RECORD["variants"]))
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [(name, variant) for name, record in RECORDS.items() for variant in record["variants"]],
+)
 def test_logits_of_a_tiny_model_are_those_of_llama_cpp(
-    variant: str, unit: str, tmp_path: Path
+    name: str, variant: str, unit: str, tmp_path: Path
 ) -> None:
-    with np.load(GOLDEN / "llama_cpp_variants.npz", allow_pickle=False) as file:
+    with np.load(GOLDEN / f"llama_cpp_{name}.npz", allow_pickle=False) as file:
         tokens, theirs = file["tokens"], file[f"logits/{variant}"]
-    model = SyntheticCheckpoint(RECORD["seed"], **RECORD["variants"][variant])
+    record = RECORDS[name]
+    model = SyntheticCheckpoint(record["seed"], **record["variants"][variant])
     path = tmp_path / "tiny.package"
     build_package(model, path, name=variant)
     with Package.open(path) as package:
@@ -35,12 +42,23 @@ def test_logits_of_a_tiny_model_are_those_of_llama_cpp(
     assert np.abs(ours - theirs).max() < TOLERANCE
 
 
-def test_decode_steps_give_the_logits_that_prefill_gives_to_llama_cpp(tmp_path: Path) -> None:
-    with np.load(GOLDEN / "llama_cpp_variants.npz", allow_pickle=False) as file:
-        tokens, theirs = file["tokens"], file["logits/32 heads, 4 kv heads"]
-    arguments = RECORD["variants"]["32 heads, 4 kv heads"]
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        ("variants", "32 heads, 4 kv heads"),
+        ("families", "qwen2, 32 heads, 4 kv heads"),
+        ("families", "qwen3, 32 heads, 4 kv heads"),
+    ],
+)
+def test_decode_steps_give_the_logits_that_prefill_gives_to_llama_cpp(
+    name: str, variant: str, tmp_path: Path
+) -> None:
+    with np.load(GOLDEN / f"llama_cpp_{name}.npz", allow_pickle=False) as file:
+        tokens, theirs = file["tokens"], file[f"logits/{variant}"]
+    record = RECORDS[name]
     path = tmp_path / "tiny.package"
-    build_package(SyntheticCheckpoint(RECORD["seed"], **arguments), path, name="tiny")
+    model = SyntheticCheckpoint(record["seed"], **record["variants"][variant])
+    build_package(model, path, name="tiny")
     with Package.open(path) as package:
         decoder = Decoder(package)
         ours = [decoder.advance(tokens[step : step + 1]) for step in range(len(tokens))]
