@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from engine.package import Package
 from engine.program.ops import Op
-from engine.quantize.schemes import GROUP, PackedTensor, widen_bf16
+from engine.quantize.schemes import GROUP, PackedTensor, dequantize, widen_bf16
 from engine.runtime.cache import length_buckets
 from engine.runtime.state import Buffer, State
 from engine.units.reference import Reference
@@ -76,8 +76,14 @@ class Packed(Reference):
         return y
 
     def _grouped(self, tensor: PackedTensor, x: Floats) -> Floats:
-        outputs = tensor.shape[0]
+        outputs, inputs = tensor.shape
         y = np.empty((len(x), outputs), np.float32)
+        if tensor.layout != "blocked":  # lies for other units: some output rows at a time
+            rows = max(16, TILE // inputs // 16 * 16)
+            for start in range(0, outputs, rows):
+                tile = dequantize(tensor, slice(start, start + rows))
+                np.matmul(x, tile.T, out=y[:, start : start + rows])
+            return y
         columns = -(-outputs // -(-outputs // TILE_OUTPUTS))  # even tiles of at most TILE_OUTPUTS
         for start in range(0, outputs, columns):
             span = slice(start, min(start + columns, outputs))
@@ -106,17 +112,34 @@ class Packed(Reference):
         per_group = GROUP * (span.stop - span.start)
         return range(0, tensor.shape[1] // GROUP, max(1, TILE // per_group))
 
+    def _scales(self, tensor: PackedTensor, part: str, groups: slice, span: slice) -> Floats:
+        """`d` or `m` of some groups of 32 inputs: (g, n), or (2 g, n) where each half has its own.
+
+        The values of a wider group are repeated.
+        """
+        scales = tensor.parts[part]
+        if tensor.group <= GROUP:
+            halves = GROUP // tensor.group
+            chosen = scales[groups.start * halves : groups.stop * halves, span]
+        else:
+            stop = min(groups.stop, tensor.shape[1] // GROUP)
+            chosen = scales[np.arange(groups.start, stop) // (tensor.group // GROUP), span]
+        return chosen.astype(np.float32, copy=False)
+
     def _row(self, tensor: PackedTensor, x: Floats, span: slice) -> Floats:
         """One token. Σ_b d_b (Σ_i q_bi x_bi) + (m_b − zero d_b) Σ_i x_bi, groups b, inputs i."""
-        x_groups = x.reshape(-1, 1, GROUP)  # (K/32, 1, 32)
+        run = min(GROUP, tensor.group)  # inputs that share a scale and lie in one group of 32
+        x_runs = x.reshape(-1, 1, run)  # (K/run, 1, run)
         total = np.zeros(span.stop - span.start, np.float32)
         steps = self._steps(tensor, span)
         for start in steps:
             groups = slice(start, start + steps.step)
-            partial = np.matmul(x_groups[groups], self._unpack(tensor, groups, span))[:, 0]
-            partial *= tensor.parts["d"][groups, span]
+            tile = self._unpack(tensor, groups, span)
+            runs = slice(start * GROUP // run, groups.stop * GROUP // run)
+            partial = np.matmul(x_runs[runs], tile.reshape(-1, run, tile.shape[2]))[:, 0]
+            partial *= self._scales(tensor, "d", groups, span)
             total += partial.sum(axis=0)
-        sums = x_groups.sum(axis=(1, 2))  # (K/32,)
+        sums = x.reshape(-1, tensor.group).sum(axis=1)  # (K/group,)
         if "m" in tensor.parts:
             total += sums @ tensor.parts["m"][:, span].astype(np.float32)
         if tensor.zero:
@@ -132,9 +155,10 @@ class Packed(Reference):
             tile = self._unpack(tensor, groups, span)
             if tensor.zero:
                 tile -= tensor.zero
-            tile *= tensor.parts["d"][groups, span].astype(np.float32)[:, None]
+            by_run = tile.reshape(-1, min(GROUP, tensor.group), tile.shape[2])
+            by_run *= self._scales(tensor, "d", groups, span)[:, None]
             if "m" in tensor.parts:
-                tile += tensor.parts["m"][groups, span].astype(np.float32)[:, None]
+                by_run += self._scales(tensor, "m", groups, span)[:, None]
             inputs = slice(start * GROUP, (start + tile.shape[0]) * GROUP)
             total += x[:, inputs] @ tile.reshape(-1, tile.shape[2])
         return total
