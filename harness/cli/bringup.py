@@ -48,6 +48,32 @@ EnvOption = Annotated[
         help="An environment variable of the engine on one board; may be given again.",
     ),
 ]
+UnitOption = Annotated[
+    str | None,
+    typer.Option(
+        "--unit",
+        metavar="NAME",
+        help="What executes the ops: native, packed (numpy), reference; default: the board's "
+        "entry, else native where a compiler is found.",
+    ),
+]
+ExecutorOption = Annotated[
+    str | None,
+    typer.Option("--executor", metavar="NAME", help="sync, async or compiled (native only)."),
+]
+KvOption = Annotated[
+    str | None,
+    typer.Option("--kv", metavar="SCHEME", help="Precision of the KV cache: f32, f16, int8, int4."),
+]
+EngineOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine-option",
+        metavar="NAME=VALUE",
+        help="Any other option of the engine, such as fused=no, huge_pages=yes, threads=2, "
+        "activations=float or passes_off=qkv,residual; may be given again.",
+    ),
+]
 ResumeOption = Annotated[
     bool, typer.Option("--resume", help="Also continue a bring-up that was stopped by Ctrl-C.")
 ]
@@ -89,6 +115,10 @@ def bringup(
         ),
     ] = 60.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+    unit: UnitOption = None,
+    executor: ExecutorOption = None,
+    kv: KvOption = None,
+    engine_option: EngineOption = None,
     board_env: EnvOption = None,
     resume: ResumeOption = False,
     fresh: FreshOption = False,
@@ -105,16 +135,27 @@ def bringup(
       harness bringup --board rk3588-01 --model model.gguf
       harness bringup --tag nightly --stress-minutes 30
       harness bringup --stage tiny --stage accuracy --json > result.json
+      harness bringup --board pi4-01 --unit native --kv int8 --engine-option huge_pages=yes
       harness bringup --board-env virt-2:ENGINE_FAULT=scale:1.02@L07.ffn.down
 
     Exit codes: 0 every stage passed (or warned), 1 a finding, 2 wrong use or infrastructure.
     """
-    from harness.farm.selection import bringup_options, choose_boards, choose_stages
+    from harness.farm.selection import (
+        bringup_options,
+        choose_boards,
+        choose_stages,
+        engine_words,
+    )
 
+    engine = engine_words(engine_option or (), unit=unit, executor=executor, kv=kv)
     boards = choose_boards(farm, board or (), tag or (), board_env or ())
     stages = choose_stages(stage or ())
     options = bringup_options(
-        stress_minutes=stress_minutes, context=context, curve_seconds=curve_seconds, seed=seed
+        stress_minutes=stress_minutes,
+        context=context,
+        curve_seconds=curve_seconds,
+        seed=seed,
+        engine=engine,
     )
     raise typer.Exit(
         run_and_report(

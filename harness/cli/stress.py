@@ -9,13 +9,17 @@ import typer
 
 from harness.cli.bringup import (
     BoardOption,
+    EngineOption,
     EnvOption,
+    ExecutorOption,
     FarmOption,
     FreshOption,
     JsonOption,
+    KvOption,
     ModelOption,
     ResumeOption,
     TagOption,
+    UnitOption,
     run_and_report,
     which,
 )
@@ -33,6 +37,10 @@ def stress(
     model: ModelOption = None,
     minutes: Annotated[float, typer.Option(min=0.1, help="How long.")] = 30.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+    unit: UnitOption = None,
+    executor: ExecutorOption = None,
+    kv: KvOption = None,
+    engine_option: EngineOption = None,
     board_env: EnvOption = None,
     resume: ResumeOption = False,
     fresh: FreshOption = False,
@@ -48,10 +56,16 @@ def stress(
 
     Exit codes: 0 passed (or warned), 1 a finding, 2 wrong use or infrastructure.
     """
-    from harness.farm.selection import bringup_options, choose_boards, choose_stages
+    from harness.farm.selection import (
+        bringup_options,
+        choose_boards,
+        choose_stages,
+        engine_words,
+    )
 
+    engine = engine_words(engine_option or (), unit=unit, executor=executor, kv=kv)
     boards = choose_boards(farm, board or (), tag or (), board_env or ())
-    options = bringup_options(stress_minutes=minutes, seed=seed)
+    options = bringup_options(stress_minutes=minutes, seed=seed, engine=engine)
     raise typer.Exit(
         run_and_report(
             boards,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from harness.errors import HarnessError
-from harness.inventory import load_farm
-from harness.inventory.scalars import is_secret_name
+from harness.inventory import Engine, load_farm
+from harness.inventory.scalars import Refused, is_secret_name
 
 if TYPE_CHECKING:
     from harness.deploy.models import PreparedModel
@@ -107,6 +107,56 @@ def check_context(model: PreparedModel, options: BringupOptions) -> None:
             expected=f"at most {largest}, which the model {model.name} was made for",
             remedy="choose a shorter --context, or leave it out",
         )
+
+
+def engine_words(
+    words: Sequence[str],
+    *,
+    unit: str | None = None,
+    executor: str | None = None,
+    kv: str | None = None,
+) -> Engine:
+    """What the command line asks of the engine; `words` are NAME=VALUE each, a list as A,B.
+
+    Raises HarnessError naming the option.
+    """
+    said: dict[str, tuple[str, Any]] = {}  # option → (how it was written, value)
+    for name, value in (("unit", unit), ("executor", executor), ("kv", kv)):
+        if value is not None:
+            said[name] = (f"--{name} {value}", value)
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise HarnessError(f"--engine-option {word}", expected="NAME=VALUE, such as kv=int8")
+        if name in said:
+            raise HarnessError(
+                f"--engine-option {word} beside {said[name][0]}", expected="one of them"
+            )
+        parts = [part for part in text.split(",") if part]
+        said[name] = (f"--engine-option {word}", parts if name == "passes_off" else text)
+    try:
+        return Engine.model_validate({name: value for name, (_, value) in said.items()})
+    except ValidationError as error:
+        raise _engine_error(
+            error, {name: written for name, (written, _) in said.items()}
+        ) from error
+
+
+def _engine_error(error: ValidationError, written: Mapping[str, str]) -> HarnessError:
+    first = error.errors()[0]
+    name = str(first["loc"][0]) if first["loc"] else ""
+    where = written.get(name) or " ".join(written.values())
+    cause = (first.get("ctx") or {}).get("error")
+    if isinstance(cause, Refused):
+        return HarnessError(cause.found, where=where, expected=cause.expected, remedy=cause.remedy)
+    known = list(Engine.model_fields)
+    near = difflib.get_close_matches(name, known, 1)
+    return HarnessError(
+        f"no engine option {name!r}",
+        where=where,
+        expected="one of " + ", ".join(known),
+        remedy=f"did you mean {near[0]!r}?" if near else "",
+    )
 
 
 def bringup_options(**values: Any) -> BringupOptions:

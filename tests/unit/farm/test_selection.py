@@ -15,7 +15,12 @@ from harness.deploy.models import prepare_model, prepare_tiny
 from harness.errors import HarnessError
 from harness.farm.progress import Silent
 from harness.farm.runner import open_campaign
-from harness.farm.selection import bringup_options, choose_boards, choose_stages
+from harness.farm.selection import (
+    bringup_options,
+    choose_boards,
+    choose_stages,
+    engine_words,
+)
 from harness.jobs import stages
 from harness.store import Store
 
@@ -115,3 +120,43 @@ def test_no_caller_may_begin_a_campaign_beyond_the_models_context(tmp_path: Path
         pytest.raises(HarnessError, match="expected at most"),
     ):
         open_campaign([], model, options, store, Silent(), stop=threading.Event())
+
+
+def test_engine_options_of_the_command_line_are_put_together() -> None:
+    words = ["huge_pages=yes", "passes_off=qkv,residual", "threads=2"]
+    assert engine_words(words, unit="native", kv="int8").asked == {
+        "unit": "native",
+        "kv": "int8",
+        "huge_pages": True,
+        "passes_off": ("qkv", "residual"),
+        "threads": 2,
+    }
+    assert engine_words(()).asked == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "named", "told"),
+    [
+        (["kvv=f16"], {}, "--engine-option kvv=f16: no engine option 'kvv'.*did you mean 'kv'"),
+        (["fused=perhaps"], {}, "--engine-option fused=perhaps: 'perhaps'; expected true or false"),
+        (["fused"], {}, "--engine-option fused; expected NAME=VALUE"),
+        (["kv=f16"], {"kv": "f32"}, "--engine-option kv=f16 beside --kv f32"),
+        ([], {"kv": "f8"}, "--kv f8: 'f8'; expected one of f32, f16"),
+        ([], {"unit": "gpu"}, "--unit gpu: 'gpu'; expected one of auto"),
+        ([], {"unit": "packed", "executor": "compiled"}, "--unit packed --executor compiled: "),
+    ],
+)
+def test_an_engine_option_that_cannot_be_is_refused_as_it_was_written(
+    words: list[str], named: dict[str, str], told: str
+) -> None:
+    with pytest.raises(HarnessError, match=told):
+        engine_words(words, **named)
+
+
+def test_a_wrong_engine_option_ends_the_command_before_anything_starts(
+    farm: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HARNESS_HOME", str(tmp_path / "home"))
+    ended = CliRunner().invoke(app, ["--farm", str(farm), "--kv", "int3"])
+    assert ended.exit_code == 2
+    assert not (tmp_path / "home").exists()
