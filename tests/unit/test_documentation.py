@@ -34,8 +34,10 @@ def test_the_example_of_a_farm_is_read_without_complaint(name: str, tmp_path: Pa
     assert "rk3588-01" in load_farm(path).boards
 
 
-@pytest.mark.parametrize("model", [Board, Budget, Virtual])
-def test_every_key_of_the_farm_file_is_explained(model: type[Board | Budget | Virtual]) -> None:
+@pytest.mark.parametrize("model", [Board, Budget, Engine, Virtual])
+def test_every_key_of_the_farm_file_is_explained(
+    model: type[Board | Budget | Engine | Virtual],
+) -> None:
     text = text_of("docs/devices.md")
     missing = [key for key in model.model_fields if f"`{key}`" not in text and key != "name"]
     assert missing == []
