@@ -14,7 +14,7 @@ from harness.cli.main import NOUNS, app
 from harness.errors import BoardError
 from harness.farm.results import ABANDONED, INTERRUPTED
 from harness.inventory import load_farm
-from harness.inventory.schema import Board, Budget, Virtual
+from harness.inventory.schema import Board, Budget, Engine, Virtual
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/devices.md"]
