@@ -61,6 +61,7 @@ _ARM_PARTS = {
     ("41", "d82"): "cortex-x4",
     ("4e", "003"): "nvidia-denver2",
     ("4e", "004"): "nvidia-carmel",
+    ("00", "051"): "qemu-max",  # target/arm of QEMU: the core with all that it emulates
 }
 # e_machine of an ELF header → the name that Python and wheels use, by word size.
 _ELF_MACHINES = {

@@ -127,14 +127,23 @@ class Budget(Entry):
     min_end_of_context_ratio: Share | None = None  # tokens/s at the end over the start
 
 
-def _isa(value: Any) -> Any:
-    if value in ("cortex-a53", "cortex-a76"):
-        raise Refused(
-            f"{value!r}, which is not supported yet",
-            "'native', this machine's own processor",
-            "remove 'isa'",
-        )
-    return value
+CORES = ("cortex-a53", "cortex-a76", "aarch64")  # what a virtual board can have, emulated
+
+
+def _isa(value: Any) -> str | tuple[str, ...]:
+    names = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    expected = (
+        f"'native' for this machine's own processor, or one of {', '.join(CORES)}, or a list of "
+        "them, little cores first"
+    )
+    if value == "native":
+        return "native"
+    for name in names:
+        if name not in CORES:
+            raise Refused(describe(name), expected)
+    if not names:
+        raise Refused("an empty list", expected)
+    return names
 
 
 class Virtual(Entry):
@@ -142,7 +151,7 @@ class Virtual(Entry):
 
     cpus: Count | None = None
     memory_mb: Count | None = None  # MiB, a real limit for each process on the board
-    isa: Annotated[Literal["native"], BeforeValidator(_isa)] = "native"
+    isa: Annotated[Literal["native"] | tuple[str, ...], BeforeValidator(_isa)] = "native"
     shell: Literal["sh", "fish", "csh"] = "sh"  # the login shell
     freeze_after: Positive | None = None  # after a session began: stops answering, stays connected
     refuse: Annotated[int | Literal["always"], BeforeValidator(_refuse_count)] = 0  # connections

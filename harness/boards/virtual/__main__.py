@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, required=True, help="with the board's keys")
     parser.add_argument("--options", default="{}", help="harness.boards.virtual.options, as JSON")
     parser.add_argument("--idle-s", type=float, default=900.0, help="ends after so long unused")
+    parser.add_argument("--userland", type=Path, help="root of the emulated programs")
     arguments = parser.parse_args()
     logging.basicConfig(
         stream=sys.stderr,
@@ -46,6 +47,7 @@ def main() -> int:
         options=Options.from_json(arguments.options),
         idle_s=arguments.idle_s,
         keep=keep,
+        userland=arguments.userland,
     )
     try:
         asyncio.run(_life(setting))

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from harness.boards.virtual.emulation import NOT_PASSED_ON, Emulation
 from harness.boards.virtual.options import Options
 
 SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -44,16 +45,23 @@ def login_shell(options: Options) -> str:
     raise MissingShell(f"no {' or '.join(SHELLS[options.shell])} in {search}")
 
 
-def furnish(home: Path, options: Options) -> None:
-    """Makes `home/bin` as the options want it; the rest of the home is left alone."""
+def furnish(home: Path, options: Options, emulation: Emulation | None = None) -> None:
+    """Makes `home/bin` as the options want it; the rest of the home is left alone.
+
+    With an `emulation`, the Python there and what tells the architecture are its programs.
+    """
     home.mkdir(mode=0o700, exist_ok=True)
     own = home / "bin"
     shutil.rmtree(own, ignore_errors=True)
     own.mkdir(mode=0o755)
     if options.no_python:
         _link_all_but_python(own)
-    else:
+    elif emulation is None:
         (own / "python3").symlink_to(base_interpreter())
+    if emulation is not None:
+        emulation.write_programs(own)
+        if options.no_python:
+            (own / "python3").unlink()
     if options.clock is not None:
         (own / "date").unlink(missing_ok=True)
         _write_date(own / "date", options.clock)
@@ -79,7 +87,9 @@ def environment(home: Path, options: Options, user: str, host: Mapping[str, str]
         "SHELL": login_shell(options),
         "LANG": host.get("LANG", "C.UTF-8"),
     }
-    values.update({name: value for name, value in host.items() if name.startswith(PASSED_ON)})
+    for name, value in host.items():
+        if name.startswith(PASSED_ON) and not (options.isa and name in NOT_PASSED_ON):
+            values[name] = value
     if options.no_python:
         # An interpreter reached by its full path (/usr/bin/python3) finds no library and ends.
         values["PYTHONHOME"] = NO_PYTHON_HOME
@@ -100,7 +110,7 @@ def _link_all_but_python(folder: Path) -> None:
 def _write_date(path: Path, year: int) -> None:
     """`date` as a board tells it that has no clock battery; it ticks from the start of `year`."""
     epoch = datetime.datetime(year, 1, 1, tzinfo=datetime.UTC).timestamp()
-    behind = round(time.time() - epoch)
+    behind = int(time.time() - epoch)  # never more: a second before 1970 is no time that is told
     real = shutil.which("date", path=os.pathsep.join(SYSTEM_PATH)) or "/bin/date"
     quoted = shlex.quote(real)
     path.write_text(

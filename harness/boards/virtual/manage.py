@@ -24,6 +24,7 @@ from harness.boards.virtual import processes
 from harness.boards.virtual.home import PASSED_ON, SYSTEM_PATH
 from harness.boards.virtual.options import Options
 from harness.boards.virtual.state import CLIENT_KEY, HOST_KEY, LOCK, LOG, STATE, State
+from harness.boards.virtual.userland import NoUserland, userland
 from harness.deadline import Deadline
 from harness.errors import BoardError
 from harness.inventory import Board
@@ -63,14 +64,16 @@ def ensure_running(
 ) -> Endpoint:
     """The running board of that name and those options; started, or restarted, where needed.
 
-    Two callers at once start one board. Raises BoardError (unreachable) when it does not start by
-    the deadline, saying what its log ends with.
+    Two callers at once start one board. The first emulated one on a machine may take longer than
+    the deadline: its programs are fetched. Raises BoardError (unreachable) when this machine cannot
+    be that board, or when it does not start by the deadline, saying what its log ends with.
     """
     if board.virtual is None:
         raise ValueError(f"board {board.name} is not virtual")
     _refuse_unsupported(board)
     deadline = deadline or Deadline.after(START_SECONDS, "start of the virtual board")
     options = Options.of(board.virtual.model_dump())
+    root = _userland(board.name) if options.isa else None
     folder = board_folder(board.name)
     with _locked(folder, board.name, deadline):
         state = State.read(folder)
@@ -78,7 +81,7 @@ def ensure_running(
             _end(state, folder)
             state = None
         if state is None:
-            state = _start(board.name, folder, options, idle_s, deadline)
+            state = _start(board.name, folder, options, idle_s, deadline, root)
     return Endpoint(state.host, state.port, state.host_key, folder / CLIENT_KEY, state.user)
 
 
@@ -160,7 +163,28 @@ def _usable(state: State, options: Options) -> bool:
     return False
 
 
-def _start(name: str, folder: Path, options: Options, idle_s: float, deadline: Deadline) -> State:
+def _userland(name: str) -> Path:
+    """What an emulated board's programs are; the first time this takes longer than a start may."""
+    try:
+        return userland()
+    except NoUserland as error:
+        raise BoardError(
+            name,
+            "unreachable",
+            f"this machine cannot be that virtual board: {error.found}",
+            expected=error.expected,
+            remedy=error.remedy,
+        ) from error
+
+
+def _start(
+    name: str,
+    folder: Path,
+    options: Options,
+    idle_s: float,
+    deadline: Deadline,
+    root: Path | None = None,
+) -> State:
     for key in (HOST_KEY, CLIENT_KEY):
         _make_key(folder / key)
     log_path = folder / LOG
@@ -171,6 +195,7 @@ def _start(name: str, folder: Path, options: Options, idle_s: float, deadline: D
             [
                 *(sys.executable, "-m", "harness.boards.virtual", name),
                 *("--folder", str(folder), "--options", options.to_json(), "--idle-s", str(idle_s)),
+                *(("--userland", str(root)) if root else ()),
             ],
             stdin=subprocess.DEVNULL,
             stdout=log,

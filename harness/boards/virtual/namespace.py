@@ -1,4 +1,6 @@
-"""Disk faults by real mounts in a namespace of the board's own; no root, nothing to clean up.
+"""What a board's programs see of the system, by real mounts in a namespace of the board's own.
+
+No root is needed, and nothing is left to clean up.
 
 The board's process leaves the machine's mount namespace (and, unless it is root, its user
 namespace) at its start. What it mounts then is seen by itself and its commands only, and ends with
@@ -120,6 +122,11 @@ class Mounts:
     def show_boot_id(self, file: Path) -> None:
         """The text of `file` is the kernel's boot_id from now on, also when it changes."""
         self._libc.mount(str(file), "/proc/sys/kernel/random/boot_id", None, MS_BIND)
+
+    def show_processors(self, info: Path, cpus: Path) -> None:
+        """The file `info` is /proc/cpuinfo, the folder `cpus` /sys/devices/system/cpu."""
+        self._libc.mount(str(info), "/proc/cpuinfo", None, MS_BIND)
+        self._libc.mount(str(cpus), "/sys/devices/system/cpu", None, MS_BIND)
 
     def fill_disks(self, home: Path) -> None:
         """The home and the folders for temporary files have FULL_DISK_KB left, and begin empty."""

@@ -20,6 +20,8 @@ class Options:
     Limits
         cpus: cores that commands may use (an affinity mask), None for all of this machine.
         memory_mb: data limit of each process (see `commands.limited`), MB of 2**20 bytes.
+        isa: the kinds of its cores (`processors.PROCESSORS`), little ones first; empty for this
+            machine's own. Python and the programs that tell the architecture are then emulated.
         shell: login shell: sh, fish or csh.
     Link
         refuse: "always": nothing listens; N: the first N connections are closed at once.
@@ -38,6 +40,7 @@ class Options:
 
     cpus: int | None = None
     memory_mb: int | None = None
+    isa: tuple[str, ...] = ()
     shell: str = "sh"
     refuse: int | str = 0
     freeze_after: float | None = None
@@ -58,6 +61,8 @@ class Options:
         """Options from the inventory's fields; keys without a meaning here are not passed on."""
         names = {field.name for field in dataclasses.fields(Options)}
         known = {name: value for name, value in values.items() if name in names}
+        if known.get("isa") == "native":
+            del known["isa"]
         return Options(**{name: value for name, value in known.items() if value is not None})
 
     def to_json(self) -> str:
@@ -65,7 +70,8 @@ class Options:
 
     @staticmethod
     def from_json(text: str) -> Options:
-        return Options(**json.loads(text))
+        values = json.loads(text)
+        return Options(**{**values, "isa": tuple(values.get("isa", ()))})
 
     @property
     def digest(self) -> str:
@@ -74,4 +80,5 @@ class Options:
 
     @property
     def needs_namespace(self) -> bool:
-        return self.full_disk or self.readonly_root or self.noexec_tmp or bool(self.reboot_at)
+        disk = self.full_disk or self.readonly_root or self.noexec_tmp
+        return disk or bool(self.reboot_at) or bool(self.isa)

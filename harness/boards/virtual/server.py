@@ -15,6 +15,7 @@ import getpass
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import time
@@ -27,6 +28,7 @@ import asyncssh
 
 from harness.boards.virtual import home, namespace, processes
 from harness.boards.virtual.commands import Commands
+from harness.boards.virtual.emulation import Emulation
 from harness.boards.virtual.link import SlowLink
 from harness.boards.virtual.options import Options
 from harness.boards.virtual.state import CLIENT_KEY, HOME, HOST_KEY, STATE, State
@@ -42,13 +44,18 @@ SERVER_VERSION = "virtual_board"
 
 @dataclasses.dataclass
 class Setting:
-    """What the process was started with. `keep`: folders that disk faults must not hide."""
+    """What the process was started with.
+
+    keep: folders that disk faults must not hide. userland: the root of the emulated programs, for
+    a board that has some.
+    """
 
     name: str
     folder: Path
     options: Options
     idle_s: float
     keep: tuple[Path, ...]
+    userland: Path | None = None
 
 
 class Board:
@@ -118,16 +125,29 @@ class Board:
         self.boot_id_file.write_text(f"{uuid.uuid4()}\n")
         self._boot_id = os.open(self.boot_id_file, os.O_WRONLY | os.O_CLOEXEC)
         keep = (*self.setting.keep, self.home)
+        emulation = None
+        if self.options.isa and self.setting.userland is not None:
+            emulation = Emulation.of(self.options.isa, self.setting.userland)
+            keep = (*keep, self.setting.userland)
         mounts = namespace.Mounts(keep) if self.options.needs_namespace else None
+        if mounts and emulation:
+            self._show_processors(mounts, emulation)
         if mounts and self.options.reboot_at:
             mounts.show_boot_id(self.boot_id_file)
         if mounts and self.options.full_disk:
             mounts.fill_disks(self.home)
-        home.furnish(self.home, self.options)
+        home.furnish(self.home, self.options, emulation)
         if mounts and self.options.readonly_root:
             mounts.make_root_read_only()
         if mounts and self.options.noexec_tmp:
             mounts.forbid_programs_in_tmp()
+
+    def _show_processors(self, mounts: namespace.Mounts, emulation: Emulation) -> None:
+        place = self.folder / "processors"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(mode=0o755)
+        mounts.show_processors(*emulation.write_facts(place))
+        emulation.check_shown()
 
     # connections
 

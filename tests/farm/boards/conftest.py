@@ -11,6 +11,7 @@ import pytest
 
 from harness.boards import virtual
 from harness.boards.virtual import namespace
+from harness.boards.virtual.userland import NoUserland, userland
 from harness.connect import BoardSession, open_session
 from harness.deadline import Deadline
 from harness.inventory import Board
@@ -18,6 +19,14 @@ from harness.inventory import Board
 
 def soon(seconds: float = 30.0) -> Deadline:
     return Deadline.after(seconds)
+
+
+def needs_emulation() -> Path:
+    """The programs of an emulated board; they are fetched where they were never made."""
+    try:
+        return userland()
+    except NoUserland as error:
+        pytest.skip(f"needs an emulated userland: {error}")
 
 
 @pytest.fixture(autouse=True)
@@ -31,12 +40,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def make_board(request: pytest.FixtureRequest) -> Callable[..., Board]:
-    """A virtual board with these options. Skips where the machine cannot show a disk fault."""
+    """A virtual board with these options. Skips where the machine cannot be that board."""
 
     def make(name: str = "virt", **options: Any) -> Board:
-        mounted = {"full_disk", "readonly_root", "noexec_tmp", "reboot_at"} & set(options)
+        mounted = {"full_disk", "readonly_root", "noexec_tmp", "reboot_at", "isa"} & set(options)
         if mounted and not namespace.supported():
             pytest.skip("needs mount namespaces for this user")
+        if "isa" in options:
+            needs_emulation()
         return Board.model_validate({"name": name, "virtual": options})
 
     return make

@@ -203,9 +203,13 @@ def test_a_missing_login_shell_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         home_module.login_shell(Options(shell="fish"))
 
 
-def test_every_option_of_the_inventory_reaches_the_board_or_is_refused() -> None:
-    known = set(Options.__dataclass_fields__)
-    assert set(Virtual.model_fields) - known == {"isa"}
+def test_every_option_of_the_inventory_reaches_the_board() -> None:
+    assert set(Virtual.model_fields) == set(Options.__dataclass_fields__)
+    shown = Virtual(isa=("cortex-a76",), cpus=1)
+    options = Options.of(shown.model_dump())
+    assert (options.isa, options.cpus) == (("cortex-a76",), 1)
+    assert Options.from_json(options.to_json()) == options
+    assert Options.of(Virtual().model_dump()) == Options()
 
 
 def test_starting_has_a_deadline(make_board: Make) -> None:

@@ -115,11 +115,16 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
         "devices.yaml:2: pin: 'small'",
         ("'big', 'none' or a",),
     ),
-    "boards:\n  a: {virtual: {isa: cortex-a53}}\n": (
-        "devices.yaml:2: virtual.isa: 'cortex-a53', which is not supported yet",
-        ("'native'", "remove 'isa'"),
+    "boards:\n  a: {virtual: {isa: avr}}\n": (
+        "devices.yaml:2: virtual.isa: 'avr'",
+        ("'native'", "cortex-a53, cortex-a76, aarch64"),
     ),
-    "boards:\n  a: {virtual: {isa: avr}}\n": ("devices.yaml:2: virtual.isa: 'avr'", ("'native'",)),
+    "boards:\n  a: {virtual: {isa: [cortex-a53, native]}}\n": (
+        "devices.yaml:2: virtual.isa: 'native'",
+        ("little cores first",),
+    ),
+    "boards:\n  a: {virtual: {isa: []}}\n": ("devices.yaml:2: virtual.isa: an empty list", ()),
+    "boards:\n  a: {virtual: {isa: {a76: 4}}}\n": ("devices.yaml:2: virtual.isa: a mapping", ()),
     "boards:\n  a: {host: h, pin: [0, 07]}\n": (
         "devices.yaml:2: pin: '07'",
         ("in decimal without leading zeros",),

@@ -161,6 +161,22 @@ def test_every_fault_of_a_virtual_board_has_its_type(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("written", "cores"),
+    [
+        ("cortex-a76", ("cortex-a76",)),
+        ("aarch64", ("aarch64",)),
+        ("[cortex-a53, cortex-a76]", ("cortex-a53", "cortex-a76")),
+    ],
+)
+def test_the_cores_of_a_virtual_board_are_one_kind_or_several(
+    tmp_path: Path, written: str, cores: tuple[str, ...]
+) -> None:
+    virtual = board_of(f"virtual: {{isa: {written}}}", tmp_path).virtual
+    assert virtual is not None
+    assert virtual.isa == cores
+
+
 def test_power_may_be_commands_or_none(tmp_path: Path) -> None:
     text = "host: h\npower: {command: {on: relay 1, off: relay 0, status: relay}}"
     power = board_of(text, tmp_path).power
