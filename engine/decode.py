@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from engine.architectures import family_named
 from engine.package import Package
-from engine.runtime.cache import KVCache
+from engine.runtime.cache import KVCache, with_buckets
 from engine.runtime.ring import Places, require_relative, with_ring
 from engine.runtime.state import ContextFull, State, step_inputs
 from engine.runtime.sync import NonFinite, SyncExecutor
@@ -30,8 +30,10 @@ class Decoder:
     """A model with one sequence in its KV cache.
 
     `context` bounds positions (default: the model's own). With `keep`, a full context goes on as a
-    ring behind its first `keep` tokens (engine.runtime.ring). `unit_options` go to the unit, such
-    as `dtype=np.float64` for the reference.
+    ring behind its first `keep` tokens (engine.runtime.ring). `sequences` are the regions of its
+    cache, of which it uses the first itself (engine.batching uses all), and `buckets` how much
+    longer than its shortest the longest may be that attention computes together. `unit_options` go
+    to the unit, such as `dtype=np.float64` for the reference.
     """
 
     def __init__(
@@ -41,6 +43,8 @@ class Decoder:
         unit: str = "packed",
         context: int | None = None,
         keep: int | None = None,
+        sequences: int = 1,
+        buckets: float | None = None,
         trace: Trace | None = None,
         **unit_options: Any,
     ) -> None:
@@ -55,12 +59,15 @@ class Decoder:
         if keep is not None:
             require_relative(hp)
             self.program = with_ring(self.program, keep)
+        if buckets is not None:
+            self.program = with_buckets(self.program, buckets)
         self.cache = KVCache(
             hp.layers,
             self.context,
             hp.kv_heads,
             hp.head_dim,
             layout="numpy",
+            sequences=sequences,
             dtype=self.unit.dtype,
         )
         self.executor = SyncExecutor(self.program, self.unit, trace)
@@ -110,12 +117,18 @@ class Decoder:
             rows = np.arange(piece.size) if all_logits else np.array([piece.size - 1])
             positions = np.arange(self.position, self.position + piece.size)
             inputs = step_inputs(piece, positions, rows, **self.places.inputs(positions))
-            state: State = {**inputs, **self._caches}
-            logits = self.executor.run(state, taps)
+            logits = self.run(inputs, taps)
             self.position += piece.size
             if all_logits or last:
                 found.append(logits)
         return np.concatenate(found) if all_logits else found[-1][-1]
+
+    def run(self, inputs: State, taps: Taps | None = None) -> npt.NDArray[np.float32]:
+        """One step on `inputs` (engine.runtime.state.step_inputs) and the cache: logits (R, V).
+
+        The decoder's own position stays: the caller says where everything lies.
+        """
+        return self.executor.run({**inputs, **self._caches}, taps)
 
     def seek(self, position: int) -> None:
         """Continue at `position`, which may lie above the current one.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Optional, cast
 import numpy as np
 import numpy.typing as npt
 
-from engine.program.ops import Op
+from engine.program.ops import Op, Program
 from engine.runtime.state import Buffer, CacheOverflow, State
 
 if TYPE_CHECKING:
@@ -348,6 +348,22 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         return self.shape.nbytes
+
+
+def with_buckets(program: Program, spread: float) -> Program:
+    """The program whose attention computes sequences of a step in `length_buckets` of `spread`.
+
+    Apply it before any fusion.
+    """
+    if not spread >= 0:
+        raise ValueError(f"buckets are {spread}, expected a ratio from 1 on, or 0 for none")
+    ops = (
+        dataclasses.replace(op, attributes={**op.attributes, "buckets": spread})
+        if op.kind == "attention"
+        else op
+        for op in program.ops
+    )
+    return dataclasses.replace(program, ops=tuple(ops))
 
 
 def length_buckets(visible: npt.NDArray[np.int64], spread: float) -> list[npt.NDArray[np.int64]]:
