@@ -32,6 +32,11 @@ def _families() -> dict[str, Family]:
     return found
 
 
+def known_families() -> list[str]:
+    """Names that a GGUF file or a config.json may give."""
+    return sorted(_families())
+
+
 def family_named(name: str) -> Family:
     """Raises FormatError listing the known families."""
     families = _families()
