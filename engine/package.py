@@ -1,11 +1,12 @@
 """The package: one file with everything a board needs of a model, mapped read-only.
 
-    magic "DECODPK2" | u64 length of the header | header (JSON)
-    | tensors, each part 64-byte aligned | tokenizer (JSON)
+    magic "DECODPK2" | u64 offset of the header | u64 its length | u64 size of the file
+    | tensors, each part 64-byte aligned | tokenizer (JSON) | header (JSON)
 
 The header holds the hyper-parameters, the scheme, layout, group and parts (dtype, shape, offset) of
-every tensor, where the tokenizer lies, and the file's size, so that a cut file is refused before
-anything is mapped. Offsets count from the start of the file. Integers are little-endian.
+every tensor, and where the tokenizer lies. It comes last because what it says is known only when
+the tensors are made, one at a time. The file's size stands in front, so that a cut file is refused
+before anything is mapped. Offsets count from the start of the file. Integers are little-endian.
 """
 
 from __future__ import annotations
@@ -18,21 +19,23 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.architectures import Hyperparameters, ModelLayout, family_of
 from engine.formats.checkpoint import Checkpoint, FormatError
-from engine.quantize.repack import Repacked, repack
-from engine.quantize.schemes import BITS, LAYOUTS, PackedTensor, part_forms
+from engine.quantize.plan import QuantPlan
+from engine.quantize.repack import Repacked
+from engine.quantize.schemes import BITS, PackedTensor, part_forms
 
 MAGIC = b"DECODPK2"
 ALIGNMENT = 64
-MAX_HEADER = 256 << 20  # bytes; a vocabulary of a million tokens stays far below
+FRONT = struct.Struct("<8sQQQ")
+MAX_HEADER = 256 << 20  # bytes; far beyond that of a model with thousands of tensors
 DTYPES: Mapping[str, type[np.generic]] = {
     "f8": np.float64,
     "f4": np.float32,
@@ -58,6 +61,7 @@ class PackageInfo:
     scheme: str
     notes: tuple[str, ...]
     hyperparameters: Hyperparameters
+    errors: Mapping[str, float]  # relative, of the tensors that were quantised here
 
 
 class Package:
@@ -70,13 +74,14 @@ class Package:
             self.scheme = str(header["scheme"])
             self.layout = str(header["layout"])
             self.notes = tuple(str(note) for note in header["notes"])
+            self.errors = {str(key): float(value) for key, value in header["errors"].items()}
             self.hyperparameters = Hyperparameters.from_json(header["hyperparameters"])
             self._tokenizer = (
                 int(header["tokenizer"]["offset"]),
                 int(header["tokenizer"]["bytes"]),
             )
             self.tensors: Mapping[str, PackedTensor] = {
-                name: self._tensor(name, spec) for name, spec in header["tensors"].items()
+                name: _tensor(mapping, name, spec) for name, spec in header["tensors"].items()
             }
         except (KeyError, TypeError, AttributeError) as error:
             raise PackageError(f"{path}: header field {error} is missing or malformed") from error
@@ -89,51 +94,11 @@ class Package:
         path = Path(path)
         try:
             with path.open("rb") as file:
-                header = _read_header(path, file.read(len(MAGIC) + 8), file.read, path.stat())
+                header = _read_header(path, file)
                 mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise PackageError(f"{path}: cannot be opened: {error.strerror}") from error
         return Package(path, header, mapping)
-
-    def _tensor(self, name: str, spec: Mapping[str, Any]) -> PackedTensor:
-        scheme, layout = str(spec["scheme"]), str(spec["layout"])
-        shape, group = tuple(int(n) for n in spec["shape"]), int(spec["group"])
-        try:
-            forms = part_forms(scheme, layout, shape, group)
-        except ValueError as error:
-            raise ValueError(f"tensor {name!r}: {error}") from error
-        needed = {part for part, form in forms.items() if not form.optional}
-        found = set(spec["parts"])
-        if not needed <= found <= set(forms):
-            raise ValueError(f"tensor {name!r}: parts {sorted(found)}, expected {sorted(needed)}")
-        parts = {part: self._view(name, part, at) for part, at in spec["parts"].items()}
-        for part, array in parts.items():
-            form = forms[part]
-            if array.shape != form.shape or array.dtype not in form.dtypes:
-                expected = " or ".join(str(np.dtype(dtype)) for dtype in form.dtypes)
-                raise ValueError(
-                    f"tensor {name!r}: part {part!r} is {array.dtype} {array.shape}, expected "
-                    f"{expected} {form.shape} for scheme {scheme}, layout {layout}, group {group}"
-                )
-        return PackedTensor(name, scheme, shape, parts, int(spec["zero"]), layout, group)
-
-    def _view(self, name: str, part: str, spec: Mapping[str, Any]) -> npt.NDArray[np.generic]:
-        dtype = np.dtype(DTYPES[spec["dtype"]])
-        shape = tuple(int(n) for n in spec["shape"])
-        offset = int(spec["offset"])
-        count = 1
-        for n in shape:
-            count *= n
-        end = offset + count * dtype.itemsize
-        if min(shape, default=1) < 1 or offset < 0 or end > len(self._mapping):
-            raise ValueError(
-                f"tensor {name!r}: part {part!r} lies at {offset}..{end}, "
-                f"the file has {len(self._mapping)} bytes"
-            )
-        if offset % ALIGNMENT:
-            raise ValueError(f"tensor {name!r}: part {part!r} at {offset} is not 64-byte aligned")
-        flat = np.frombuffer(self._mapping, dtype=dtype, count=count, offset=offset)
-        return flat.reshape(shape)
 
     @functools.cached_property
     def tokenizer(self) -> Mapping[str, Any] | None:
@@ -170,27 +135,77 @@ class Package:
         self.close()
 
 
-def _read_header(
-    path: Path, start: bytes, read: Callable[[int], bytes], stat: os.stat_result
-) -> Mapping[str, Any]:
-    if len(start) < len(MAGIC) + 8 or start[: len(MAGIC)] != MAGIC:
+def _read_header(path: Path, file: BinaryIO) -> Mapping[str, Any]:
+    size = os.fstat(file.fileno()).st_size
+    front = file.read(FRONT.size)
+    if front[: len(MAGIC)] != MAGIC:
+        older = front[: len(MAGIC) - 1] == MAGIC[:-1]
+        question = "it was made by another version" if older else "is it a package?"
         raise PackageError(
-            f"{path}: begins with {start[:8]!r}, expected {MAGIC!r}; is it a package? "
+            f"{path}: begins with {front[: len(MAGIC)]!r}, expected {MAGIC!r}; {question} "
             "`engine pack MODEL PACKAGE` makes one"
         )
-    (length,) = struct.unpack("<Q", start[len(MAGIC) :])
-    if length > min(MAX_HEADER, stat.st_size):
-        raise PackageError(f"{path}: header of {length} bytes in a file of {stat.st_size}")
+    if len(front) < FRONT.size:
+        raise PackageError(f"{path}: file has {size} bytes, cut in its first field; copy it again")
+    _, offset, length, wanted = FRONT.unpack(front)
+    if size != wanted:
+        raise PackageError(f"{path}: file has {size} bytes, it says {wanted}; copy it again")
+    if length > MAX_HEADER or offset + length > size:
+        raise PackageError(
+            f"{path}: header at {offset}, {length} bytes, in a file of {size}; copy it again"
+        )
+    file.seek(offset)
     try:
-        header = json.loads(read(length))
+        header = json.loads(file.read(length))
     except ValueError as error:
         raise PackageError(f"{path}: header is not JSON: {error}") from error
-    if not isinstance(header, dict) or header.get("bytes") != stat.st_size:
-        found = header.get("bytes") if isinstance(header, dict) else None
-        raise PackageError(
-            f"{path}: file has {stat.st_size} bytes, its header says {found}; copy it again"
-        )
+    if not isinstance(header, dict):
+        raise PackageError(f"{path}: header is {type(header).__name__}, expected an object")
     return header
+
+
+def _tensor(mapping: mmap.mmap, name: str, spec: Mapping[str, Any]) -> PackedTensor:
+    scheme, layout = str(spec["scheme"]), str(spec["layout"])
+    shape, group = tuple(int(n) for n in spec["shape"]), int(spec["group"])
+    try:
+        forms = part_forms(scheme, layout, shape, group)
+    except ValueError as error:
+        raise ValueError(f"tensor {name!r}: {error}") from error
+    needed = {part for part, form in forms.items() if not form.optional}
+    found = set(spec["parts"])
+    if not needed <= found <= set(forms):
+        raise ValueError(f"tensor {name!r}: parts {sorted(found)}, expected {sorted(needed)}")
+    parts = {part: _view(mapping, name, part, at) for part, at in spec["parts"].items()}
+    for part, array in parts.items():
+        form = forms[part]
+        if array.shape != form.shape or array.dtype not in form.dtypes:
+            expected = " or ".join(str(np.dtype(dtype)) for dtype in form.dtypes)
+            raise ValueError(
+                f"tensor {name!r}: part {part!r} is {array.dtype} {array.shape}, expected "
+                f"{expected} {form.shape} for scheme {scheme}, layout {layout}, group {group}"
+            )
+    return PackedTensor(name, scheme, shape, parts, int(spec["zero"]), layout, group)
+
+
+def _view(
+    mapping: mmap.mmap, name: str, part: str, spec: Mapping[str, Any]
+) -> npt.NDArray[np.generic]:
+    dtype = np.dtype(DTYPES[spec["dtype"]])
+    shape = tuple(int(n) for n in spec["shape"])
+    offset = int(spec["offset"])
+    count = 1
+    for n in shape:
+        count *= n
+    end = offset + count * dtype.itemsize
+    if min(shape, default=1) < 1 or offset < 0 or end > len(mapping):
+        raise ValueError(
+            f"tensor {name!r}: part {part!r} lies at {offset}..{end}, "
+            f"the file has {len(mapping)} bytes"
+        )
+    if offset % ALIGNMENT:
+        raise ValueError(f"tensor {name!r}: part {part!r} at {offset} is not 64-byte aligned")
+    flat = np.frombuffer(mapping, dtype=dtype, count=count, offset=offset)
+    return flat.reshape(shape)
 
 
 def build_package(
@@ -199,33 +214,41 @@ def build_package(
     *,
     name: str,
     layout: str = "blocked",
+    scheme: str | None = None,
+    keep: Sequence[str] | None = None,
+    strict: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> PackageInfo:
     """Write `checkpoint` as a package; `progress(done, total)` counts tensors.
 
-    `layout` is that of its quantised tensors (engine.quantize.schemes).
-    The file appears under its name only when it is whole. Raises FormatError for a checkpoint that
-    is incomplete, of an unknown architecture or not finite, ValueError for a layout that does not
-    exist, OSError for the disk.
+    `layout` is that of its quantised tensors (engine.quantize.schemes). `scheme` None moves them
+    without loss where a scheme of ours holds them; `w4-128` and the like quantise matrices, those
+    excepted that a pattern of `keep` names, and `strict` refuses shapes that do not fit
+    (engine.quantize.plan). The file appears under its name only when it is whole.
+    Raises FormatError for a checkpoint that is incomplete, of an unknown architecture, not finite
+    or, with `strict`, of a shape that the scheme cannot hold; ValueError for a layout, scheme or
+    pattern that does not exist; OSError for the disk.
     """
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout is {layout!r}, expected one of {', '.join(LAYOUTS)}")
+    plan = QuantPlan.parse(layout, scheme, keep, strict)
     model = _layout(checkpoint)
+    plan.check(model.sources)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as file:
-            digest, header = _write(checkpoint, model, name, layout, file, progress)
+        with partial.open("w+b") as file:
+            header, digest = _write(checkpoint, model, plan, name, file, progress)
+            size = file.tell()
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
     return PackageInfo(
         path,
         digest,
-        header["bytes"],
+        size,
         name,
         header["scheme"],
         tuple(header["notes"]),
         model.hyperparameters,
+        header["errors"],
     )
 
 
@@ -241,42 +264,19 @@ def _layout(checkpoint: Checkpoint) -> ModelLayout:
 def _write(
     checkpoint: Checkpoint,
     model: ModelLayout,
+    plan: QuantPlan,
     name: str,
-    layout: str,
-    file: Any,
+    file: BinaryIO,
     progress: Callable[[int, int], None] | None,
-) -> tuple[str, dict[str, Any]]:
-    """Two passes over the tensors, so that one tensor at a time is in memory: the offsets, then
-    the bytes."""
-    total = 2 * (len(model.sources) + 1)
-    done = 0
-
-    def repacked() -> Iterator[tuple[str, tuple[int, ...], Repacked]]:
-        nonlocal done
-        for target, source in model.sources.items():
-            order = _row_order(model, target)
-            yield (
-                target,
-                checkpoint.tensors[source].shape,
-                repack(checkpoint, source, order, layout),
-            )
-            done += 1
-            if progress:
-                progress(done, total)
-        frequencies = model.inverse_frequencies
-        yield "rope.inv_freq", frequencies.shape, Repacked("f64", {"data": frequencies})
-        done += 1
-
+) -> tuple[dict[str, Any], str]:
+    """The whole file, one tensor at a time in memory; returns the header and the file's SHA-256."""
     specs: dict[str, Any] = {}
     notes = list(model.notes)
+    errors: dict[str, float] = {}
     kinds: dict[str, int] = {}
-    cursor = 0  # from the start of the data
-    for target, shape, tensor in repacked():
-        parts = {}
-        for part, array in tensor.parts.items():
-            dtype = array.dtype.str[1:]
-            parts[part] = {"dtype": dtype, "shape": list(array.shape), "offset": cursor}
-            cursor += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+
+    def put(target: str, shape: tuple[int, ...], tensor: Repacked) -> None:
+        parts = {part: _put(file, array) for part, array in tensor.parts.items()}
         specs[target] = {
             "scheme": tensor.scheme,
             "shape": shape,
@@ -288,50 +288,54 @@ def _write(
         kinds[tensor.scheme] = kinds.get(tensor.scheme, 0) + int(np.prod(shape))
         if tensor.note:
             notes.append(tensor.note)
+        if tensor.error is not None:
+            errors[target] = tensor.error
+
+    file.write(bytes(ALIGNMENT))
+    for done, (target, source) in enumerate(model.sources.items(), 1):
+        made = plan.make(checkpoint, target, source, _row_order(model, target))
+        put(target, checkpoint.tensors[source].shape, made)
+        if progress:
+            progress(done, len(model.sources))
+    frequencies = model.inverse_frequencies
+    put("rope.inv_freq", frequencies.shape, Repacked("f64", {"data": frequencies}))
     tokenizer = json.dumps(checkpoint.tokenizer, separators=(",", ":")).encode()
     header = {
         "name": name,
         "scheme": _scheme_name(kinds),
-        "layout": layout,
+        "layout": plan.layout,
         "notes": notes,
+        "errors": errors,
         "hyperparameters": model.hyperparameters.to_json(),
-        "tokenizer": {"offset": cursor, "bytes": len(tokenizer)},
+        "tokenizer": {"offset": file.tell(), "bytes": len(tokenizer)},
         "tensors": specs,
-        "bytes": 0,
     }
-    start = _place(header, specs, cursor)
-    digest = hashlib.sha256()
-
-    def put(data: Any) -> None:
-        file.write(data)
-        digest.update(data)
-
+    file.write(tokenizer)
+    offset = file.tell()
     text = json.dumps(header, separators=(",", ":")).encode()
-    put(MAGIC + struct.pack("<Q", len(text)) + text)
-    put(bytes(start - len(MAGIC) - 8 - len(text)))
-    for _, _, tensor in repacked():
-        for array in tensor.parts.values():
-            put(np.ascontiguousarray(array).data.cast("B"))
-            put(bytes(-array.nbytes % ALIGNMENT))
-    put(tokenizer)
+    file.write(text)
+    size = file.tell()
+    file.seek(0)
+    file.write(FRONT.pack(MAGIC, offset, len(text), size))
     file.flush()
     os.fsync(file.fileno())
-    return digest.hexdigest(), header
+    return header, _sha256(file)
 
 
-def _place(header: dict[str, Any], specs: Mapping[str, Any], data_bytes: int) -> int:
-    """Make offsets absolute and set the file's size; returns where the data start.
+def _put(file: BinaryIO, array: npt.NDArray[Any]) -> dict[str, Any]:
+    """Write a part; returns what the header says of it."""
+    offset = file.tell()
+    file.write(np.ascontiguousarray(array).data.cast("B"))
+    file.write(bytes(-array.nbytes % ALIGNMENT))
+    return {"dtype": array.dtype.str[1:], "shape": list(array.shape), "offset": offset}
 
-    The offsets' own digits change the header's length, so room is kept for the longest.
-    """
-    offsets = [part for spec in specs.values() for part in spec["parts"].values()]
-    offsets.append(header["tokenizer"])
-    room = len(json.dumps(header, separators=(",", ":")).encode()) + 20 * (len(offsets) + 1)
-    start = -(-(len(MAGIC) + 8 + room) // ALIGNMENT) * ALIGNMENT
-    for part in offsets:
-        part["offset"] += start
-    header["bytes"] = start + data_bytes + header["tokenizer"]["bytes"]
-    return start
+
+def _sha256(file: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    file.seek(0)
+    while piece := file.read(1 << 22):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def _scheme_name(kinds: Mapping[str, int]) -> str:

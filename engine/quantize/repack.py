@@ -34,6 +34,7 @@ class Repacked:
     note: str | None = None
     layout: str = "row"
     group: int = GROUP
+    error: float | None = None  # relative, where the numbers were quantised here
 
 
 def repack(
@@ -48,28 +49,28 @@ def repack(
     not fit the scheme.
     """
     info = checkpoint.tensors[name]
-    vector = len(info.shape) == 1
-    if info.type in BLOCKS and not vector:
-        raw = checkpoint.raw(name)
-        raw = raw if row_order is None else raw[row_order]
-        tensor = read_blocks(info.type, raw, info.shape[1])
+    if len(info.shape) > 1 and info.type in BLOCKS:
+        tensor = read_blocks(info.type, _ordered(checkpoint.raw(name), row_order), info.shape[1])
         for part, array in tensor.parts.items():
             if array.dtype.kind == "f":
-                require_finite(checkpoint, name, np.isfinite(array), f"{part} of block")
+                what = "scale" if part == "d" else "minimum"
+                require_finite(checkpoint, name, np.isfinite(array), what, row_order)
         return lay_out(tensor, layout)
-    if info.type in ("F16", "BF16") and not vector:
-        bits = checkpoint.raw(name).view(np.uint16)
-        bits = bits if row_order is None else bits[row_order]
-        half = bits.view(np.float16) if info.type == "F16" else bits
+    if len(info.shape) > 1 and info.type in ("F16", "BF16"):
+        bits = _ordered(checkpoint.raw(name).view(np.uint16), row_order)
         exponent = 0x7C00 if info.type == "F16" else 0x7F80
-        require_finite(checkpoint, name, (bits & exponent) != exponent)
+        require_finite(checkpoint, name, (bits & exponent) != exponent, rows=row_order)
+        half = bits.view(np.float16) if info.type == "F16" else bits
         return Repacked(info.type.lower(), {"data": np.ascontiguousarray(half)})
-    values = checkpoint.float32(name)
-    values = values if row_order is None else values[row_order]
-    require_finite(checkpoint, name, np.isfinite(values))
-    if info.type in ("F32", "F16", "BF16"):
-        return Repacked("f32", {"data": np.ascontiguousarray(values)})
-    return _rounded_to_half(checkpoint, name, values)
+    if info.type not in ("F32", "F16", "BF16"):
+        return to_half(checkpoint, name, row_order, f"{name}: {info.type} dequantised to f16")
+    values = _ordered(checkpoint.float32(name), row_order)
+    require_finite(checkpoint, name, np.isfinite(values), rows=row_order)
+    return Repacked("f32", {"data": np.ascontiguousarray(values)})
+
+
+def _ordered(array: npt.NDArray[Any], order: npt.NDArray[np.int64] | None) -> npt.NDArray[Any]:
+    return array if order is None else array[order]
 
 
 def lay_out(tensor: Quantised, layout: str) -> Repacked:
@@ -111,31 +112,46 @@ def _with_products(tensor: Quantised) -> Quantised:
     return Quantised("q8", tensor.shape, {"q": q, **new}, 0, tensor.group)
 
 
-def _rounded_to_half(
-    checkpoint: Checkpoint, name: str, values: npt.NDArray[np.float32]
+def to_half(
+    checkpoint: Checkpoint, name: str, row_order: npt.NDArray[np.int64] | None, reason: str
 ) -> Repacked:
-    """Block types without a scheme of ours are kept as 16-bit floats, with the loss named."""
-    kind = checkpoint.tensors[name].type
-    limit = float(np.finfo(np.float16).max)
-    if values.size and float(np.abs(values).max()) > limit:
+    """Tensor `name` as 16-bit floats, or 32-bit ones beyond their range; the loss is noted."""
+    values = _ordered(checkpoint.float32(name), row_order)
+    require_finite(checkpoint, name, np.isfinite(values), rows=row_order)
+    if float(np.abs(values).max()) > float(np.finfo(np.float16).max):
+        kind = checkpoint.tensors[name].type
         return Repacked("f32", {"data": values}, note=f"{name}: {kind} kept as f32 (range)")
     half = values.astype(np.float16)
     power = float(np.square(values, dtype=np.float64).sum())
     loss = float(np.square(half.astype(np.float64) - values).sum())
     relative = (loss / power) ** 0.5 if power else 0.0
-    note = f"{name}: {kind} dequantised to f16, relative error {relative:.1e}"
-    return Repacked("f16", {"data": half}, note=note)
+    return Repacked("f16", {"data": half}, note=f"{reason}, relative error {relative:.1e}")
 
 
 def require_finite(
-    checkpoint: Checkpoint, name: str, finite: npt.NDArray[np.bool_], what: str = "value"
+    checkpoint: Checkpoint,
+    name: str,
+    finite: npt.NDArray[np.bool_],
+    what: str = "value",
+    rows: npt.NDArray[np.int64] | None = None,
 ) -> None:
-    """Raises FormatError with the number and the first place of what is not finite."""
+    """Raises FormatError with the number and the first place of what is not finite.
+
+    `rows` (n,) are the file's rows where they lie in another order here.
+    """
     if finite.all():
         return
-    first = tuple(int(i) for i in np.argwhere(~finite)[0])
+    first = [int(i) for i in np.argwhere(~finite)[0]]
+    if rows is not None:
+        first[0] = int(rows[first[0]])
+    place = f"({', '.join(map(str, first))})"
+    if what != "value":
+        place = f"row {first[0]}, block {first[1]}"
     count = int(finite.size - np.count_nonzero(finite))
+    verb = "is" if count == 1 else "are"
+    plural = {"minimum": "minima"}.get(what, f"{what}s")
     raise FormatError(
-        f"{checkpoint.path}: tensor {name!r} holds {count} {what}s that are NaN or infinite, the "
-        f"first at {first}; expected finite weights; convert the checkpoint again"
+        f"{checkpoint.path}: tensor {name!r} holds {count} {what if count == 1 else plural} that "
+        f"{verb} NaN or infinite, the first at {place}; expected finite weights; convert the "
+        "checkpoint again"
     )

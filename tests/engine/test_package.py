@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from engine.formats import open_checkpoint
 from engine.formats.checkpoint import Checkpoint, FormatError
 from engine.formats.gguf_writer import write_gguf
 from engine.formats.synthetic import SyntheticCheckpoint
-from engine.package import ALIGNMENT, MAGIC, Package, PackageError, build_package
+from engine.package import ALIGNMENT, FRONT, MAGIC, Package, PackageError, build_package
 from engine.quantize.schemes import dequantize
 
 SCHEMES = {
@@ -122,21 +120,14 @@ def test_a_missing_package_is_named() -> None:
 
 
 def rewrite(source: Path, target: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """A copy of a package whose header was changed; sizes and offsets of the file stay."""
+    """A copy of a package whose header was changed."""
     data = source.read_bytes()
-    (length,) = struct.unpack("<Q", data[len(MAGIC) : len(MAGIC) + 8])
-    begin = len(MAGIC) + 8
-    header = json.loads(data[begin : begin + length])
+    _, offset, length, _ = FRONT.unpack_from(data)
+    header = json.loads(data[offset : offset + length])
     change(header)
-    text = json.dumps(header, separators=(",", ":")).encode()
-    room = min(
-        part["offset"] for spec in header["tensors"].values() for part in spec["parts"].values()
-    )
-    assert begin + len(text) <= max(room, begin + length) or room <= 0
-    padding = data[begin + length :]
-    shift = len(text) - length
-    body = padding[shift:] if shift > 0 else bytes(-shift) + padding
-    target.write_bytes(MAGIC + struct.pack("<Q", len(text)) + text + body)
+    text = json.dumps(header).encode()
+    front = FRONT.pack(MAGIC, offset, len(text), offset + len(text))
+    target.write_bytes(front + data[FRONT.size : offset] + text)
 
 
 @pytest.mark.parametrize(
@@ -166,22 +157,40 @@ def test_a_tensor_outside_its_file_is_named_and_never_mapped(
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(position=st.integers(0, 6000), value=st.integers(0, 255))
+@given(data=st.data(), value=st.integers(0, 255))
 def test_a_damaged_header_gives_an_error_or_a_package_never_a_crash(
-    tmp_path: Path, synthetic_package: Path, position: int, value: int
+    tmp_path: Path, synthetic_package: Path, data: st.DataObject, value: int
 ) -> None:
     damaged = tmp_path / "damaged.pkg"
-    shutil.copyfile(synthetic_package, damaged)
-    with damaged.open("r+b") as file:
-        file.seek(position)
-        file.write(bytes([value]))
+    content = bytearray(synthetic_package.read_bytes())
+    _, offset, length, _ = FRONT.unpack_from(content)
+    inside = st.integers(offset, offset + length - 1)
+    content[data.draw(st.one_of(st.integers(0, FRONT.size - 1), inside))] = value
+    damaged.write_bytes(content)
     try:
         package = Package.open(damaged)
     except PackageError:
         return
     for tensor in package.tensors.values():
         for part in tensor.parts.values():
-            np.asarray(part).sum(dtype=np.float64)  # every byte of it can be read
+            part.tobytes()  # every byte of it can be read
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is it a package"),
+        (b"DECODPK1" + bytes(100), "another version.*engine pack"),
+        (MAGIC + bytes(5), "13 bytes, cut"),
+        (FRONT.pack(MAGIC, 64, 1 << 40, 100) + bytes(68), "header at 64"),
+        (FRONT.pack(MAGIC, 32, 8, 40) + b"[1, 2, 3", "not JSON"),
+        (FRONT.pack(MAGIC, 32, 9, 41) + b"[1, 2, 3]", "list, expected an object"),
+    ],
+)
+def test_a_front_that_cannot_be_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "bad.pkg").write_bytes(content)
+    with pytest.raises(PackageError, match=message):
+        Package.open(tmp_path / "bad.pkg")
 
 
 class Altered(SyntheticCheckpoint):
