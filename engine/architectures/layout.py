@@ -127,7 +127,7 @@ class ConfigReader:
         if value is not None and value not in unless:
             raise FormatError(
                 f"{self.path}: {self.prefix}{key} is {value!r}; {why} cannot be run yet "
-                f"(supported values: {list(unless)})"
+                f"(supported: {list(unless) if unless else 'models without this key'})"
             )
 
     def ignore(self, *keys: str) -> None:

@@ -285,15 +285,23 @@ def _tie(checkpoint: Checkpoint, sources: dict[str, str], tied: bool) -> None:
             "embedding's weights, the config must say so"
         )
     if head is not None and tied:
-        first, second = checkpoint.raw(embed), checkpoint.raw(head)
-        if checkpoint.tensors[embed].type != checkpoint.tensors[head].type or not np.array_equal(
-            first, second
-        ):
+        if not _same_tensor(checkpoint, embed, head):
             raise FormatError(
                 f"{checkpoint.path}: tie_word_embeddings is true, but {head!r} and {embed!r} "
                 "differ; remove the tensor or the flag"
             )
         del sources["head.logits"]
+
+
+def _same_tensor(checkpoint: Checkpoint, first: str, second: str) -> bool:
+    """Whether two tensors hold the same bytes; some rows at a time, for they may be large."""
+    if checkpoint.tensors[first].type != checkpoint.tensors[second].type:
+        return False
+    ours, theirs, rows = checkpoint.raw(first), checkpoint.raw(second), 4096
+    return ours.shape == theirs.shape and all(
+        np.array_equal(ours[start : start + rows], theirs[start : start + rows])
+        for start in range(0, len(ours), rows)
+    )
 
 
 def _check_bias_flag(config: ConfigReader, traits: Traits, sources: Mapping[str, str]) -> None:

@@ -19,6 +19,7 @@ from engine.architectures import Hyperparameters, family_named, family_of
 from engine.architectures.families import known_families
 from engine.decode import ContextFull, Decoder
 from engine.formats import FormatError, SyntheticCheckpoint, open_checkpoint
+from engine.formats.gguf_writer import write_gguf
 from engine.formats.synthetic import FAMILIES
 from engine.package import Package, build_package
 from engine.program.ops import Op
@@ -92,6 +93,32 @@ def test_a_family_agrees_with_the_float64_reference_in_every_op(
             wanted = taps.stacked(name)
             assert relative(batch_taps.stacked(name), wanted) < 1e-5, f"prefill, {name}"
             assert relative(step_taps.stacked(name), wanted) < 1e-5, f"decode, {name}"
+
+
+class Rounded(SyntheticCheckpoint):
+    """A model with the values that a quantised file of it holds."""
+
+    def take_values_of(self, path: Path) -> Rounded:
+        self._file = open_checkpoint(path)
+        return self
+
+    def float32(self, name: str) -> npt.NDArray[np.float32]:
+        return self._file.float32(name)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_a_quantised_file_gives_the_logits_of_its_dequantised_weights(
+    family: str, kind: str, tmp_path: Path
+) -> None:
+    model, path = Rounded(8, family=family), tmp_path / "model.gguf"
+    matrices = [name for name, info in model.tensors.items() if len(info.shape) > 1]
+    write_gguf(SyntheticCheckpoint(8, family=family), path, types=dict.fromkeys(matrices, kind))
+    found = []
+    for name, source in (("quantised", path), ("floats", model.take_values_of(path))):
+        with packed(source, tmp_path / f"{name}.pkg") as package:
+            found.append(Decoder(package).advance(TOKENS, all_logits=True))
+    np.testing.assert_allclose(found[0], found[1], atol=1e-4)
 
 
 def test_qwen3_normalises_queries_and_keys_before_rope(tmp_path: Path) -> None:
