@@ -214,8 +214,8 @@ class Packed(Reference):
         *outer, tokens, kv_heads, groups, head_dim = queries[0].shape
         length = keys.shape[-3]
         flat = (*outer, kv_heads, tokens * groups, head_dim)
-        q, *prefix = (np.moveaxis(x, -4, -3).reshape(flat) for x in queries)
-        k_KDS, v_KSD = np.moveaxis(keys, -3, -1), np.moveaxis(values, -3, -2)
+        q, *prefix = (x.swapaxes(-4, -3).reshape(flat) for x in queries)
+        k_KDS, v_KSD = keys.swapaxes(-3, -2).swapaxes(-2, -1), values.swapaxes(-3, -2)
         scores = np.matmul(q, k_KDS)  # (…, K, T·G, S)
         for q_prefix in prefix:
             keep = int(op.attributes["keep"])
@@ -229,4 +229,4 @@ class Packed(Reference):
         np.exp(scores, out=scores)
         scores /= scores.sum(axis=-1, keepdims=True)
         mixed = np.matmul(scores, v_KSD).reshape(*outer, kv_heads, tokens, groups, head_dim)
-        return np.moveaxis(mixed, -4, -3)
+        return mixed.swapaxes(-4, -3)
