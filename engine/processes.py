@@ -55,9 +55,13 @@ def descendants() -> list[int]:
 
 
 def _stat_fields(pid: int) -> list[str]:
-    """/proc/PID/stat after the command name, which may hold anything: state is field 0 here."""
+    """/proc/PID/stat after the command name, which may hold anything: state is field 0 here.
+
+    Read as that of its first thread, which started with the process: for a process under an
+    emulator (qemu-user) the emulator makes up its own /proc/PID/stat, with the start of a parent.
+    """
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        text = Path(f"/proc/{pid}/task/{pid}/stat").read_text(errors="replace")
     except OSError:
         return []
     return text[text.rindex(")") + 1 :].split()
