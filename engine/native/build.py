@@ -26,11 +26,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from engine.native.compilers import (
     BuildError,
+    BuildUnavailable,
+    Check,
     Compiler,
     Target,
     local_compiler,
@@ -42,6 +44,7 @@ SOURCES = Path(__file__).with_name("src")
 LIBRARY = "libdecode_native.so"
 RECORD = "build.json"  # beside the library: what it was made of
 KERNELS = "kernels.c"
+DEBUG_FOLDER = "/decode_native"  # where debuggers are told that the sources lie
 SANITIZERS = ("address", "thread", "undefined")
 CACHE_VARIABLE = "ENGINE_CACHE"
 RECIPE = "1"  # raise it when the same inputs are built in another way
@@ -49,6 +52,7 @@ JOBS = 2  # compilers at a time: each of them may take 300 MB
 KEPT_BUILDS = 30
 COMPILE_S = 600.0
 LOCK_S = 1200.0
+POLL_S = 0.25
 SHOWN_DIAGNOSTICS = 5
 
 COMMON = ("-O3", "-std=c11", "-fPIC", "-pthread", "-g1")
@@ -71,7 +75,7 @@ def source_files(sources: Path = SOURCES) -> list[Path]:
     """The C files of a folder, sorted. Raises BuildError when `kernels.c` is not among them."""
     found = sorted(sources.glob("*.c"))
     if not any(path.name == KERNELS for path in found):
-        raise BuildError(
+        raise BuildUnavailable(
             f"no {KERNELS} in {sources}", remedy="install the engine again: its sources are gone"
         )
     return found
@@ -95,15 +99,12 @@ def common_flags(compiler: Compiler, sanitize: str | None = None) -> tuple[str, 
     may have new ones."""
     strict = ("-Werror",) if compiler.pinned else ()
     extra = SANITIZE_FLAGS[sanitize] if sanitize else ()
-    if sanitize == "undefined" and compiler.kind == "zig":
-        extra = (*extra, "-fsanitize-trap=undefined")  # no runtime library on the board
     return (*COMMON, *EXACT, *VISIBLE, *WARNINGS, *strict, *extra, *compiler.flags)
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Everything a build consists of. Commands run in the folder of the sources, so that no path
-    of the host gets into the library."""
+    """Everything a build consists of. Commands run in the folder of the sources."""
 
     compiles: tuple[tuple[str, tuple[str, ...]], ...]  # (object's name, command without -o OBJECT)
     link: tuple[str, ...]  # without objects and output
@@ -129,7 +130,7 @@ def plan(
     try:
         isas = isas_of(target.machine)
     except UnknownIsa as error:
-        raise BuildError(str(error)) from error
+        raise BuildUnavailable(str(error)) from error
     common = common_flags(compiler, sanitize)
     compiles: list[tuple[str, tuple[str, ...]]] = []
     for path in source_files(sources):
@@ -142,7 +143,7 @@ def plan(
             flags = (*common, *cpu_flags(target, compiler, isa), *defines)
             compiles.append((f"{name}.o", (*compiler.command, *flags, "-c", path.name)))
     link = [*compiler.command, *common, *cpu_flags(target, compiler, isas[0]), "-shared"]
-    link += [f"-Wl,-soname,{LIBRARY}", "-lm"]
+    link.append(f"-Wl,-soname,{LIBRARY}")
     if sanitize is None:
         link.append("-Wl,-z,defs")  # a function that nobody defines is found here, not on a board
     digest = hashlib.sha256()
@@ -165,10 +166,12 @@ def build(
     sanitize: str | None = None,
     *,
     sources: Path = SOURCES,
+    check: Check | None = None,
 ) -> Path:
     """The library for `target`, built or as an earlier build left it: OUT_DIR/HASH/LIBRARY.
 
-    Raises BuildError with the compiler's first diagnostics when it does not compile.
+    `check` is called now and then meanwhile; what it raises ends the build. Raises BuildError with
+    the compiler's first diagnostics, BuildUnavailable when this host cannot build it at all.
     """
     made = plan(target, compiler, sanitize=sanitize, sources=sources)
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -176,9 +179,9 @@ def build(
     if _whole(folder):
         os.utime(folder)
         return folder / LIBRARY
-    with _locked(out_dir / f".{made.key}.lock"):
+    with _locked(out_dir / f".{made.key}.lock", check):
         if not _whole(folder):  # else another process made it meanwhile
-            _make(made, target, compiler, sanitize, sources, folder)
+            _make(made, target, compiler, sanitize, sources, folder, check)
             _prune(out_dir)
     return folder / LIBRARY
 
@@ -234,22 +237,36 @@ def _make(
     sanitize: str | None,
     sources: Path,
     folder: Path,
+    check: Check | None,
 ) -> None:
     with tempfile.TemporaryDirectory(prefix=".build-", dir=folder.parent) as name:
         work = Path(name)
-        defines = (f'-DDN_BUILD_HASH="{made.key}"',)
+        # Not part of the hash: it follows from it, or from where this checkout lies. Without the
+        # map the host's paths would get into the library, and two hosts build two of them.
+        prefix = f"-fdebug-prefix-map={sources.resolve()}={DEBUG_FOLDER}"
+        defines = (f'-DDN_BUILD_HASH="{made.key}"', prefix)
 
         def compile_one(item: tuple[str, tuple[str, ...]]) -> None:
             output, command = item
             _call([*command, *defines, "-o", str(work / output)], sources, compiler)
 
         with ThreadPoolExecutor(max_workers=min(JOBS, len(os.sched_getaffinity(0)))) as pool:
-            for done in [pool.submit(compile_one, item) for item in made.compiles]:
-                done.result()
+            pending = {pool.submit(compile_one, item) for item in made.compiles}
+            try:
+                while pending:
+                    done, pending = wait(pending, timeout=POLL_S, return_when=FIRST_EXCEPTION)
+                    for one in done:
+                        one.result()
+                    if check is not None:
+                        check()
+            except BaseException:
+                for one in pending:
+                    one.cancel()
+                raise
         objects = [str(work / output) for output, _ in made.compiles]
         result = work / "result"
         result.mkdir()
-        command = [*made.link, *objects, f"-Wl,--build-id=0x{made.key}"]
+        command = [*made.link, *objects, "-lm", f"-Wl,--build-id=0x{made.key}"]
         _call([*command, "-o", str(result / LIBRARY)], sources, compiler)
         data = (result / LIBRARY).read_bytes()
         record = {
@@ -307,7 +324,7 @@ def first_diagnostics(text: str) -> str:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path, check: Check | None) -> Iterator[None]:
     """Hold an exclusive lock on `path`; the kernel drops it when its holder dies."""
     end = time.monotonic() + LOCK_S
     with path.open("ab") as file:
@@ -321,7 +338,9 @@ def _locked(path: Path) -> Iterator[None]:
                         f"another process has been building for {LOCK_S:g} s ({path})",
                         remedy=f"see which one (`fuser {path}`), and end it if it hangs",
                     ) from None
-                time.sleep(0.1)
+                if check is not None:
+                    check()
+                time.sleep(POLL_S)
         yield
 
 

@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from engine.native.isa import machine_name
@@ -31,6 +31,13 @@ class BuildError(RuntimeError):
         text = f"native library: {found}"
         text += f"; expected {expected}" if expected else ""
         super().__init__(text + (f"; {remedy}" if remedy else ""))
+
+
+class BuildUnavailable(BuildError):
+    """This host cannot build it at all: no compiler, no sources, or no kernels for that machine."""
+
+
+Check = Callable[[], None]  # called while something is waited for; may raise to end that
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +115,7 @@ def named_compiler(command: str, flags: Sequence[str] = ()) -> Compiler:
     if command == "zig":
         zig = zig_compiler(flags)
         if zig is None:
-            raise BuildError(
+            raise BuildUnavailable(
                 "no zig",
                 expected="the ziglang package in this Python, or zig on PATH",
                 remedy=f"run: {sys.executable} -m pip install ziglang",
@@ -144,7 +151,7 @@ def local_compiler(sanitize: str | None = None) -> Compiler:
     for name in ("gcc", "clang", "cc"):
         if shutil.which(name):
             return named_compiler(name)
-    raise BuildError(
+    raise BuildUnavailable(
         "no C compiler on this host",
         expected="gcc or clang" if sanitize else "the ziglang package, gcc or clang",
         remedy="install gcc" if sanitize else f"run: {sys.executable} -m pip install ziglang",

@@ -1,7 +1,8 @@
-"""A cache of the test's own, facts of a made-up board, and wheels made here."""
+"""A cache of the test's own, facts of a made-up board, wheels and libraries made here."""
 
 from __future__ import annotations
 
+import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -37,5 +38,35 @@ def make_wheel(tmp_path: Path) -> Callable[..., Path]:
             for member, data in files.items():
                 archive.writestr(member, data)
         return path
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def small_elf() -> Callable[..., bytes]:
+    """A library that needs one version of libc.so.6: the sections that tell it, and no code."""
+
+    def make(machine: int = 183, version: str = "GLIBC_2.34", symbol: str = "sigaction") -> bytes:
+        texts = ("libc.so.6", version, symbol, "libx.so")
+        names = b"\0" + b"".join(text.encode() + b"\0" for text in texts)
+        libc, wanted, function, name = (names.index(text.encode()) for text in texts)
+        verneed = struct.pack("<HHIII", 1, 1, libc, 16, 0)
+        verneed += struct.pack("<IHHII", 0, 0, 2, wanted, 0)
+        sections = [  # (type, content, section of its strings, entries)
+            (3, names, 0, 0),
+            (11, bytes(24) + struct.pack("<IBBHQQ", function, 0x12, 0, 0, 0, 0), 1, 0),
+            (0x6FFFFFFF, struct.pack("<HH", 0, 2), 2, 0),
+            (0x6FFFFFFE, verneed, 1, 1),
+            (6, struct.pack("<qQqQqQ", 1, libc, 14, name, 0, 0), 1, 0),
+        ]
+        body, headers = b"", bytes(64)
+        for kind, data, link, info in sections:
+            place = (64 + len(body), len(data))
+            headers += struct.pack("<IIQQQQIIQQ", 0, kind, 0, 0, *place, link, info, 8, 0)
+            body += data
+        head = b"\x7fELF\x02\x01\x01" + bytes(9) + struct.pack("<HHI", 3, machine, 1)
+        head += struct.pack("<QQQI", 0, 0, 64 + len(body), 0)
+        head += struct.pack("<HHHHHH", 64, 0, 0, 64, len(sections) + 1, 0)
+        return head + body + headers
 
     return make
