@@ -2,7 +2,8 @@
 
 Boards mix cores: pinning "from core 0" picks the small ones of most of them. The kernel tells
 each core's strength as `cpu_capacity` (1024 for the strongest; sched-capacity.rst in the
-Documentation/scheduler of the Linux tree) or at least its highest clock, and which hardware threads share a core.
+Documentation/scheduler of the Linux tree) or at least its highest clock, and which hardware
+threads share a core.
 """
 
 from __future__ import annotations
