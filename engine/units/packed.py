@@ -39,7 +39,7 @@ class Packed(Reference):
         super().__init__(package, context, np.float32)
         self._bytes = np.empty(TILE, np.uint8)
         self._tile = np.empty(TILE, np.float32)
-        self._angles: tuple[Floats, Floats] | None = None
+        self._turned: dict[bytes, Floats] = {}  # positions → cosines and sines, (2, T, 1, D/2)
         # Norms and biases are a few kilobytes a layer: held as float32 once.
         self._vectors: dict[str, Floats] = {}
 
@@ -164,25 +164,20 @@ class Packed(Reference):
         return total
 
     def _rotated(self, op: Op, x: Buffer, positions: npt.NDArray[np.int64]) -> Buffer:
-        if self._angles is None:
-            self._angles = self._cos_sin(op, np.arange(self.context))
-        if positions.max() < self.context:
-            cos, sin = (table[positions][:, None] for table in self._angles)  # (T, 1, D/2)
-        else:  # a ring's positions go on beyond its slots
-            cos, sin = (turned[:, None] for turned in self._cos_sin(op, positions))
+        key = positions.tobytes()
+        if key not in self._turned:  # once a step, not for queries and keys of each layer
+            if len(self._turned) > 1:  # a ring's queries have two positions
+                self._turned.clear()
+            angle = positions[:, None].astype(np.float64) * self._frequencies(op)
+            wide = np.stack((np.cos(angle), np.sin(angle))) * self.hp.rope_scale
+            self._turned[key] = wide.astype(np.float32)[:, :, None]
+        cos, sin = self._turned[key]  # (T, 1, D/2)
         halves = x.reshape(len(positions), -1, 2, self.hp.head_dim // 2)  # (T, H, 2, D/2)
         first, second = halves[:, :, 0], halves[:, :, 1]
         rotated = np.empty_like(halves)
         np.subtract(first * cos, second * sin, out=rotated[:, :, 0])
         np.add(second * cos, first * sin, out=rotated[:, :, 1])
         return rotated.reshape(len(positions), -1)
-
-    def _cos_sin(self, op: Op, positions: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
-        """Both (n, D/2) for `positions` (n,)."""
-        angle = positions[:, None].astype(np.float64) * self._frequencies(op)
-        scale = self.hp.rope_scale
-        wide = (np.cos(angle) * scale, np.sin(angle) * scale)
-        return wide[0].astype(np.float32), wide[1].astype(np.float32)
 
     def _attention(self, op: Op, state: State) -> None:
         """All query heads of a key/value head in one product; tokens of several sequences bucket by
@@ -193,7 +188,7 @@ class Packed(Reference):
         queries = [
             state[name].reshape(shape) * np.float32(hp.head_dim**-0.5) for name in (q_name, *prefix)
         ]
-        if (starts == starts[0]).all():
+        if len(starts) == 1 or (starts == starts[0]).all():
             slots = slice(int(starts[0]), int(starts[0] + visible.max()))
             mixed = self._mixed(op, queries, state[k_name][slots], state[v_name][slots], visible)
         else:
@@ -220,7 +215,7 @@ class Packed(Reference):
         for q_prefix in prefix:
             keep = int(op.attributes["keep"])
             scores[..., :keep] = np.matmul(q_prefix, k_KDS[..., :keep])
-        if visible.min() < length:
+        if visible.size > 1 and visible.min() < length:
             hidden = np.arange(length) >= visible[..., None]  # (…, T, S)
             by_token = scores.reshape(*outer, kv_heads, tokens, groups, length)
             hidden = hidden[..., None, :, None, :]
@@ -229,4 +224,5 @@ class Packed(Reference):
         np.exp(scores, out=scores)
         scores /= scores.sum(axis=-1, keepdims=True)
         mixed = np.matmul(scores, v_KSD).reshape(*outer, kv_heads, tokens, groups, head_dim)
-        return mixed.swapaxes(-4, -3)
+        by_token_first: Buffer = mixed.swapaxes(-4, -3)
+        return by_token_first
