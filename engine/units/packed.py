@@ -165,13 +165,15 @@ class Packed(Reference):
 
     def _rotated(self, op: Op, x: Buffer, positions: npt.NDArray[np.int64]) -> Buffer:
         key = positions.tobytes()
-        if key not in self._turned:  # once a step, not for queries and keys of each layer
-            if len(self._turned) > 1:  # a ring's queries have two positions
-                self._turned.clear()
+        turned = self._turned.get(key)
+        if turned is None:  # once a step, not for queries and keys of each layer
             angle = positions[:, None].astype(np.float64) * self._frequencies(op)
             wide = np.stack((np.cos(angle), np.sin(angle))) * self.hp.rope_scale
-            self._turned[key] = wide.astype(np.float32)[:, :, None]
-        cos, sin = self._turned[key]  # (T, 1, D/2)
+            turned = wide.astype(np.float32)[:, :, None]
+            # A ring's queries have two positions; whole, so that no other thread sees it change.
+            newest = list(self._turned.items())[-1:]
+            self._turned = {**dict(newest), key: turned}
+        cos, sin = turned  # (T, 1, D/2)
         halves = x.reshape(len(positions), -1, 2, self.hp.head_dim // 2)  # (T, H, 2, D/2)
         first, second = halves[:, :, 0], halves[:, :, 1]
         rotated = np.empty_like(halves)
