@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 
 from engine.program.ops import Op, Program
+from engine.program.placement import part_of
 from engine.runtime.state import Buffer, CacheOverflow, NonFinite, State
 from engine.runtime.trace import Taps, Trace
 from engine.units.base import Unit, prepare
@@ -21,6 +22,7 @@ class SyncExecutor:
     def __init__(self, program: Program, unit: Unit, trace: Trace | None = None) -> None:
         self.program, self.unit, self.trace = program, unit, trace
         self.step = 0
+        self.parts = tuple(part_of(op) for op in program.ops)
         readers = Counter(name for op in program.ops for name in op.reads)
         kept = {program.output, *program.inputs, *program.caches}
         self._drops: list[tuple[str, ...]] = []

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.program.ops import Op, Program
 from engine.runtime.state import State
+
+if TYPE_CHECKING:
+    from engine.package import Package
 
 
 class Unit(Protocol):
     """Executes ops one at a time on named buffers.
 
-    Ops whose reads and writes do not touch may be executed at the same time by several threads,
-    on states that share their arrays: what a unit keeps for scratch belongs to a thread.
+    Ops whose reads and writes do not touch may be executed at the same time by several threads. All
+    ops of a kind, and fused ops with such a part, run on one thread as long as the kind is linear
+    or attention; what a unit keeps for scratch in other kinds has to belong to a thread.
 
     Optional: `prepare(program)`, called by an executor before its first step. It raises ValueError
     for a program that the unit cannot run as it is set up.
@@ -21,6 +25,7 @@ class Unit(Protocol):
 
     name: str  # as stored with a result, e.g. "packed" or "faulty(packed, scale:1.02@L07.ffn.down)"
     dtype: Any  # of activations and KV cache
+    package: Package  # the weights it computes with
 
     def execute(self, op: Op, state: State) -> None:
         """Read `op.reads`, write `op.writes`. Raises KeyError for a missing buffer."""

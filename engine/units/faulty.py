@@ -136,7 +136,7 @@ class Faulty:
     def __init__(self, unit: Unit, faults: list[Fault], text: str) -> None:
         self.unit, self.faults = unit, {fault.op: fault for fault in faults}
         self.name = f"faulty({unit.name}, {text})"
-        self.dtype = unit.dtype
+        self.dtype, self.package = unit.dtype, unit.package
         self.after = int(os.environ.get("ENGINE_FAULT_AFTER", "0"))
 
     def execute(self, op: Op, state: State) -> None:

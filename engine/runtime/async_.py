@@ -1,0 +1,248 @@
+"""The async executor: every part of the board has a queue, and ops on different parts overlap.
+
+Order across parts comes only from the schedule's event edges. Buffers are allocated ahead and
+written in place, so an op that runs too early reads what lay there before, as it would on a board:
+a missing edge gives wrong numbers, not an exception. The static check
+(engine.program.happens_before) finds the same edge without running anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import time
+import weakref
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from engine.program.conflicts import BEGIN, END
+from engine.program.ops import Program
+from engine.program.placement import DEFAULT, Placement
+from engine.program.schedule import AsyncOps, Schedule, async_ids, derive
+from engine.program.shapes import buffer_shapes
+from engine.runtime.queues import Event, ExecutorStuck, Job, Queues
+from engine.runtime.state import Buffer, CacheOverflow, State
+from engine.runtime.sync import checked, require_finite
+from engine.runtime.trace import Taps, Trace
+from engine.units.base import Unit, prepare
+
+DEADLINE_S = 120.0  # longest time without any op ending; a long prefill of a large model fits
+
+
+class AsyncExecutor:
+    """Runs a program on one unit with a thread for each part of the placement.
+
+    `schedule` overrides the one derived from `placement`. Ops outside `async_ops` ("all", "none" or
+    ids; default: what the schedule says, or all) are waited for before the next is submitted.
+    `delays` hold back an op's result by so many seconds. `deadline_s` bounds the time without
+    progress. Raises ValueError for ids that are not in the program, and for a schedule that does
+    not fit it; a schedule that lacks edges is taken as it is.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        unit: Unit,
+        trace: Trace | None = None,
+        *,
+        schedule: Schedule | None = None,
+        placement: Placement = DEFAULT,
+        async_ops: AsyncOps | None = None,
+        delays: Mapping[str, float] | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        chosen = derive(program, placement) if schedule is None else schedule
+        if async_ops is not None:
+            chosen = chosen.with_async(program, async_ops)
+        chosen.check(program)
+        self.program, self.unit, self.trace, self.schedule = program, unit, trace, chosen
+        self.step = 0
+        self.delays = _delays(program, delays or {})
+        prepare(unit, program)
+        part = {op_id: name for name, queue in chosen.queues.items() for op_id in queue}
+        self.parts = tuple(part[op.id] for op in program.ops)
+        self._slots = _Slots(program, unit)
+        self._waits: dict[str, list[tuple[str, int]]] = {}
+        for edge in sorted(chosen.edges, key=str):
+            if edge.producer not in (BEGIN, END):  # the caller's own order keeps those
+                self._waits.setdefault(edge.consumer, []).append((edge.producer, edge.steps))
+        self._checked = [checked(op) for op in program.ops]
+        self._runs = 0  # counts on where `step` is set back
+        self._closed = False
+        longest = max(self.delays.values(), default=0.0)
+        self._queues = Queues(chosen.queues, deadline_s + longest)
+        # An executor that is dropped without close() leaves no threads either.
+        weakref.finalize(self, self._queues.stop).atexit = False
+
+    def run(self, state: State, taps: Taps | None = None) -> Buffer:
+        """One step. `state` holds inputs and caches; returns the logits (R, V).
+
+        Raises NonFinite naming the first op whose output is not finite, whatever else an op raised,
+        and ExecutorStuck when no op ends for as long as the deadline. All threads are joined then;
+        the next step starts them again.
+        """
+        if self._closed:
+            raise RuntimeError("the executor is closed: make another one")
+        try:
+            if not self._queues.running:
+                self._queues.start({op.id: self._runs for op in self.program.ops})
+            return self._step(state, taps)
+        except BaseException:
+            self._stop_quietly()
+            raise
+        finally:
+            self._runs += 1
+
+    def _step(self, state: State, taps: Taps | None) -> Buffer:
+        queues, run = self._queues, self._runs
+        tokens, rows = len(state["tokens"]), len(state["rows"])
+        if not self._slots.fits(tokens, rows):
+            queues.drain()
+            self._slots.grow(tokens, rows)
+        queues.wait(self._events(BEGIN), BEGIN)
+        for name in self.program.inputs:
+            self._slots.put(name, state[name])
+        caches = {name: state[name] for name in self.program.caches}
+        step = _Step(self.step, tokens, rows, taps, caches)
+        for index, op in enumerate(self.program.ops):
+            work = functools.partial(self._execute, step, index)
+            job = Job(op.id, (run, index), self._events(op.id), work)
+            queues.submit(self.parts[index], job)
+            if op.id not in self.schedule.asynchronous:
+                queues.wait([(op.id, run + 1)], "the caller")
+        queues.wait(self._events(END), END)
+        self.step += 1
+        return self._slots.view(self.program.output, tokens, rows).copy()
+
+    def close(self) -> None:
+        """Join the threads. Raises the error of an op that no step was there to raise."""
+        self._closed = True
+        error = self._queues.stop()
+        if error is not None:
+            raise error
+
+    def __enter__(self) -> AsyncExecutor:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._closed = True
+            self._stop_quietly()
+
+    def _stop_quietly(self) -> None:
+        try:
+            self._queues.stop()
+        except ExecutorStuck:  # the error on its way says more; a hung op ends with the process
+            self._closed = True
+
+    def _events(self, act: str) -> tuple[Event, ...]:
+        """What `act` of the current run waits for."""
+        return tuple(
+            (producer, self._runs + 1 - steps) for producer, steps in self._waits.get(act, ())
+        )
+
+    def _execute(self, step: _Step, index: int) -> None:
+        """One op, on the thread of its queue."""
+        op, slots = self.program.ops[index], self._slots
+        delay = self.delays.get(op.id, 0.0)
+        start = time.perf_counter_ns()
+        state = {
+            name: step.caches[name]
+            if name in step.caches
+            else slots.view(name, step.tokens, step.rows)
+            for name in {*op.reads, *op.appends, *self.program.inputs}
+        }
+        if delay and op.appends:  # it writes in place, so all of it is late, with the inputs of now
+            for name in state.keys() - step.caches.keys():
+                state[name] = state[name].copy()
+            self._queues.pause(delay)
+        try:
+            self.unit.execute(op, state)
+        except CacheOverflow as error:
+            error.step = step.number  # which a unit does not count
+            raise
+        for name in self._checked[index]:
+            require_finite(step.number, op, state[name])
+        if step.taps is not None:
+            step.taps.record(op, state)
+        if delay and not op.appends:
+            self._queues.pause(delay)
+        for name in op.writes:
+            if name not in step.caches:
+                slots.put(name, state[name])
+        if self.trace is not None:
+            end = time.perf_counter_ns()
+            with self._queues.changed:
+                self.trace.record(step.number, index, start, end)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """What the jobs of one step share."""
+
+    number: int
+    tokens: int  # T
+    rows: int  # R
+    taps: Taps | None
+    caches: State
+
+
+class _Slots:
+    """Memory for every buffer of a program, of which a step uses the first T or R rows."""
+
+    def __init__(self, program: Program, unit: Unit) -> None:
+        self._dtype = unit.dtype
+        self._shapes = buffer_shapes(program, unit.package.tensors)
+        self._names = {name for op in program.ops for name in op.writes} - set(program.caches)
+        self._inputs = program.inputs
+        self._arrays: State = {}
+        self._tokens = self._rows = 0
+
+    def fits(self, tokens: int, rows: int) -> bool:
+        return tokens <= self._tokens and rows <= self._rows
+
+    def grow(self, tokens: int, rows: int) -> None:
+        """Room for T and R rows; what lies there stays. Nothing may be running."""
+        self._tokens, self._rows = max(tokens, self._tokens), max(rows, self._rows)
+        for name in self._names:
+            width = self._shapes[name].width
+            self._put_aside(name, (self._of(name, self._tokens, self._rows), width), self._dtype)
+        for name in self._inputs:
+            self._put_aside(name, (self._of(name, self._tokens, self._rows),), np.int64)
+
+    def _put_aside(self, name: str, shape: tuple[int, ...], dtype: Any) -> None:
+        fresh = np.zeros(shape, dtype)
+        old = self._arrays.get(name)
+        if old is not None:
+            fresh[: len(old)] = old
+        self._arrays[name] = fresh
+
+    def _of(self, name: str, tokens: int, rows: int) -> int:
+        shape = self._shapes.get(name)
+        by_rows = name == "rows" if shape is None else shape.rows == "R"
+        return rows if by_rows else tokens
+
+    def view(self, name: str, tokens: int, rows: int) -> Buffer:
+        return self._arrays[name][: self._of(name, tokens, rows)]
+
+    def put(self, name: str, values: Buffer) -> None:
+        self._arrays[name][: len(values)] = values
+
+
+def _delays(program: Program, delays: Mapping[str, float]) -> dict[str, float]:
+    async_ids(program, delays.keys())  # names an unknown op
+    for op_id, seconds in delays.items():
+        if not (math.isfinite(seconds) and seconds >= 0):
+            raise ValueError(f"delay of op {op_id} is {seconds!r}, expected seconds from 0 on")
+    return dict(delays)
