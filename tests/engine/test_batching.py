@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ PROMPTS = [RNG.integers(0, 256, length).tolist() for length in (40, 3, 17, 1, 38
 
 
 @pytest.fixture(scope="module")
-def package(synthetic_package: Path) -> Package:
-    return Package.open(synthetic_package)
+def package(synthetic_package: Path) -> Iterator[Package]:
+    with Package.open(synthetic_package) as opened:
+        yield opened
 
 
 def alone(package: Package, prompt: list[int], unit: str, **arguments: Any) -> GenerationResult:
@@ -186,8 +188,10 @@ ATTENTION: dict[str, Package] = {}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _for_attention(package: Package) -> None:
+def _for_attention(package: Package) -> Iterator[None]:
     ATTENTION["package"] = package
+    yield
+    ATTENTION.clear()
 
 
 @given(st.lists(st.integers(1, 5000), max_size=20), st.sampled_from([0, 1, 1.1, 1.25, 2]))
