@@ -11,22 +11,24 @@
     leak:0.5@head.norm         half a mebibyte more memory each time
     signal:11@L02.ffn.down     the process gets signal 11
 
-A fault begins after `ENGINE_FAULT_AFTER` executions of its op (default 0).
+A fault begins after `ENGINE_FAULT_AFTER` executions of its op (default 0). OP is an op of the
+program that runs, or a part of a fused op.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from engine.program.ops import Op
-from engine.runtime.state import State
-from engine.units.base import Unit
+from engine.program.ops import FUSED, Op, Program
+from engine.runtime.state import Buffer, State
+from engine.units.base import Unit, execute_parts, prepare
 
 
 @dataclasses.dataclass
@@ -40,39 +42,55 @@ class Fault:
     hoard: list[Any] = dataclasses.field(default_factory=list)
 
 
+def _change(op: Op, state: State, names: Sequence[str], change: Callable[[Buffer], Buffer]) -> None:
+    """Replace what `op` wrote; of a cache, the slots of this step."""
+    for name in names:
+        if name in op.appends:
+            slots = state[op.slots]
+            state[name][slots] = change(np.array(state[name][slots]))
+        else:
+            state[name] = change(np.array(state[name]))
+
+
 def _scale(fault: Fault, op: Op, state: State, run: Callable[[], None]) -> None:
     run()
-    for name in op.writes:
-        state[name] = state[name] * state[name].dtype.type(fault.value)
+    _change(op, state, op.writes, lambda values: values * values.dtype.type(fault.value))
 
 
 def _nan(fault: Fault, op: Op, state: State, run: Callable[[], None]) -> None:
+    def change(values: Buffer) -> Buffer:
+        values.reshape(-1)[0] = np.nan
+        return values
+
     run()
-    state[op.writes[0]] = state[op.writes[0]].copy()
-    state[op.writes[0]].reshape(-1)[0] = np.nan
+    _change(op, state, op.writes[:1], change)
 
 
 def _zero_row(fault: Fault, op: Op, state: State, run: Callable[[], None]) -> None:
+    def change(values: Buffer) -> Buffer:
+        values[:, int(fault.value)] = 0
+        return values
+
     run()
-    state[op.writes[0]] = state[op.writes[0]].copy()
-    state[op.writes[0]][:, int(fault.value)] = 0
+    _change(op, state, op.writes[:1], change)
 
 
 def _shift(fault: Fault, op: Op, state: State, run: Callable[[], None]) -> None:
     """Queries alone: RoPE is relative, so positions that are all wrong alike change nothing."""
-    positions = state["positions"]
-    state["positions"] = positions + int(fault.value)
+    name = op.reads[2]
+    positions = state[name]
+    state[name] = positions + int(fault.value)
     run()
     queries = state[op.writes[0]]
-    state["positions"] = positions
+    state[name] = positions
     run()
     state[op.writes[0]] = queries
 
 
 def _stale(fault: Fault, op: Op, state: State, run: Callable[[], None]) -> None:
     """The append does not happen for the last position: its slot keeps what it had."""
-    newest = state["slots"][-1]
-    before = [state[name][newest].copy() for name in op.writes]
+    newest = state[op.slots][-1]
+    before = [np.array(state[name][newest]) for name in op.writes]
     run()
     for name, old in zip(op.writes, before):
         state[name][newest] = old
@@ -107,6 +125,9 @@ KINDS = {
 }
 
 
+NEEDS = {"shift": "rope", "stale": "kv_append"}  # fault → the only op kind it can be planted in
+
+
 def parse(text: str) -> list[Fault]:
     """Raises ValueError saying which part cannot be read and what may stand there."""
     faults = []
@@ -131,21 +152,72 @@ def plant(unit: Unit, text: str) -> Faulty:
 
 
 class Faulty:
-    """Another unit with faults in some of its ops."""
+    """Another unit with faults in some of its ops.
+
+    A fused op with a fault in one of its parts is run part by part; an id that is both the fused
+    op's and a part's means the part, as it does without fusion.
+    """
 
     def __init__(self, unit: Unit, faults: list[Fault], text: str) -> None:
-        self.unit, self.faults = unit, {fault.op: fault for fault in faults}
+        self.unit, self.faults = unit, faults
         self.name = f"faulty({unit.name}, {text})"
         self.dtype, self.package = unit.dtype, unit.package
-        self.after = int(os.environ.get("ENGINE_FAULT_AFTER", "0"))
+        self.after = _after(os.environ.get("ENGINE_FAULT_AFTER", "0"))
+        self._by_op: dict[str, list[Fault]] = {}
+        for fault in faults:
+            self._by_op.setdefault(fault.op, []).append(fault)
+
+    def prepare(self, program: Program) -> None:
+        """Raises ValueError for a fault in an op that the program does not have, or of a kind
+        that cannot be planted there."""
+        for fault in self.faults:
+            found = [op.inner(fault.op) for op in program.ops]
+            ops = [op for op in found if op is not None]
+            if not ops:
+                raise ValueError(
+                    f"ENGINE_FAULT: no op {fault.op!r} in this program{program.near(fault.op)}"
+                )
+            needed = NEEDS.get(fault.kind, ops[0].kind)
+            if ops[0].kind != needed:
+                fitting = [part.id for part in program.flat() if part.kind == needed]
+                raise ValueError(
+                    f"ENGINE_FAULT: {fault.kind} cannot be planted in {fault.op}, an op of kind "
+                    f"{ops[0].kind}; expected one of kind {needed}, such as {fitting[0]}"
+                )
+        prepare(self.unit, program)
+
+    def planted(self, op: Op) -> bool:
+        """Whether an op, or a part of it, has a fault."""
+        return op.id in self._by_op or any(part.id in self._by_op for part in op.parts)
 
     def execute(self, op: Op, state: State) -> None:
-        fault = self.faults.get(op.id)
-        if fault is None:
-            self.unit.execute(op, state)
-            return
-        fault.executions += 1
-        if fault.executions <= self.after:
-            self.unit.execute(op, state)
-        else:
-            KINDS[fault.kind](fault, op, state, lambda: self.unit.execute(op, state))
+        if op.kind != FUSED or not any(part.id in self._by_op for part in op.parts):
+            self._execute(op, state, self._run)
+        elif op.inner(op.id) is op:
+            self._execute(op, state, self._part_by_part)
+        else:  # its id means the part of that name
+            self._part_by_part(op, state)
+
+    def _part_by_part(self, op: Op, state: State) -> None:
+        execute_parts(lambda part, at: self._execute(part, at, self._run), op, state)
+
+    def _run(self, op: Op, state: State) -> None:
+        self.unit.execute(op, state)
+
+    def _execute(self, op: Op, state: State, execute: Callable[[Op, State], None]) -> None:
+        """One op with its faults around it, the first one innermost."""
+        run = functools.partial(execute, op, state)
+        for fault in self._by_op.get(op.id, ()):
+            fault.executions += 1
+            if fault.executions > self.after:
+                run = functools.partial(KINDS[fault.kind], fault, op, state, run)
+        run()
+
+
+def _after(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(
+            f"ENGINE_FAULT_AFTER is {text!r}, expected a whole number of executions"
+        ) from None
