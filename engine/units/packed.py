@@ -196,8 +196,13 @@ class Packed(Reference):
         else:
             mixed = np.empty_like(queries[0])
             for rows in length_buckets(visible, op.attributes.get("buckets", BUCKET_SPREAD)):
-                places = starts[rows, None] + np.arange(visible[rows].max())  # (n, S)
-                keys, values = state[k_name][places], state[v_name][places]
+                longest = int(visible[rows].max())
+                if len(rows) == 1:  # where it lies, without a copy
+                    at = slice(int(starts[rows[0]]), int(starts[rows[0]]) + longest)
+                    keys, values = state[k_name][at][None], state[v_name][at][None]
+                else:
+                    places = starts[rows, None] + np.arange(longest)  # (n, S)
+                    keys, values = state[k_name][places], state[v_name][places]
                 turned = [q[rows, None] for q in queries]
                 part = self._mixed(op, turned, keys, values, visible[rows, None])
                 mixed[rows] = part[:, 0]
