@@ -244,11 +244,10 @@ def local_run(
             for name in op.reads:
                 if name not in state:
                     state[name] = buffers[name][start:stop].astype(unit.dtype)
-            appends = op.kind == "kv_append"
-            before = {name: state_caches[name].copy() for name in op.writes} if appends else {}
+            before = {name: state_caches[name].copy() for name in op.appends}
             executor.run_op(op, state)
             for name in op.writes:
-                value = state[name][slots] if appends else state[name]
+                value = state[name][slots] if name in before else state[name]
                 outputs.setdefault(name, []).append(value.copy())
             for name, old in before.items():
                 cache = state_caches[name]
