@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -159,18 +160,18 @@ class Faulty:
     """
 
     def __init__(self, unit: Unit, faults: list[Fault], text: str) -> None:
-        self.unit, self.faults = unit, faults
+        self.unit = unit
         self.name = f"faulty({unit.name}, {text})"
         self.dtype, self.package = unit.dtype, unit.package
         self.after = _after(os.environ.get("ENGINE_FAULT_AFTER", "0"))
-        self._by_op: dict[str, list[Fault]] = {}
+        self.faults: dict[str, list[Fault]] = {}  # op → its faults, in the order given
         for fault in faults:
-            self._by_op.setdefault(fault.op, []).append(fault)
+            self.faults.setdefault(fault.op, []).append(fault)
 
     def prepare(self, program: Program) -> None:
         """Raises ValueError for a fault in an op that the program does not have, or of a kind
         that cannot be planted there."""
-        for fault in self.faults:
+        for fault in itertools.chain.from_iterable(self.faults.values()):
             found = [op.inner(fault.op) for op in program.ops]
             ops = [op for op in found if op is not None]
             if not ops:
@@ -188,10 +189,10 @@ class Faulty:
 
     def planted(self, op: Op) -> bool:
         """Whether an op, or a part of it, has a fault."""
-        return op.id in self._by_op or any(part.id in self._by_op for part in op.parts)
+        return op.id in self.faults or any(part.id in self.faults for part in op.parts)
 
     def execute(self, op: Op, state: State) -> None:
-        if op.kind != FUSED or not any(part.id in self._by_op for part in op.parts):
+        if op.kind != FUSED or not any(part.id in self.faults for part in op.parts):
             self._execute(op, state, self._run)
         elif op.inner(op.id) is op:
             self._execute(op, state, self._part_by_part)
@@ -207,7 +208,7 @@ class Faulty:
     def _execute(self, op: Op, state: State, execute: Callable[[Op, State], None]) -> None:
         """One op with its faults around it, the first one innermost."""
         run = functools.partial(execute, op, state)
-        for fault in self._by_op.get(op.id, ()):
+        for fault in self.faults.get(op.id, ()):
             fault.executions += 1
             if fault.executions > self.after:
                 run = functools.partial(KINDS[fault.kind], fault, op, state, run)
