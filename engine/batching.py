@@ -163,6 +163,10 @@ class BatchDecoder:
             self._live.remove(sequence)
             self._free.append(sequence.region)
 
+    def close(self) -> None:
+        """End what threads the executor has; the batch is of no use afterwards."""
+        self.decoder.executor.close()
+
     def _full(self, sequence: BatchSequence) -> bool:
         return self.decoder.places.keep is None and sequence.position >= self.context
 

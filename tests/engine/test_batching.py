@@ -15,6 +15,8 @@ from engine.batching import BatchDecoder, Request, generate_batch
 from engine.decode import ContextFull, Decoder, GenerationResult, NonFinite, generate
 from engine.package import Package
 from engine.program.ops import Op
+from engine.program.passes import apply
+from engine.runtime.async_ import AsyncExecutor
 from engine.runtime.cache import KVCache, length_buckets
 from engine.runtime.state import State
 from engine.sampling import Sampling
@@ -148,6 +150,21 @@ def test_bad_numbers_end_the_sequence_that_has_them(
         assert isinstance(result, GenerationResult)
         if 200 not in result.tokens[:-1]:
             assert result.tokens == alone(package, prompt, "packed", max_new=6).tokens
+
+
+def test_a_batch_runs_fused_and_on_queues_too(package: Package) -> None:
+    requests = [Request(prompt, max_new=15) for prompt in PROMPTS[:4]]
+    plain = BatchDecoder(package, sequences=3, context=40, keep=2)
+    queued = BatchDecoder(package, sequences=3, context=40, keep=2)
+    fused = apply(queued.decoder.program)
+    queued.decoder.executor = AsyncExecutor(fused, queued.decoder.unit)
+    wanted = finished(generate_batch(plain, requests))
+    assert [r.tokens for r in finished(generate_batch(queued, requests))] == [
+        r.tokens for r in wanted
+    ]
+    queued.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        queued.add([1, 2], max_new=1)
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.sampled_from([0, 1, 1.25, 3]))
