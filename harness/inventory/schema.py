@@ -167,6 +167,17 @@ class Virtual(Entry):
     host_key_changes: Switch = False  # a new host key at each start
     no_python: Switch = False
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Virtual:
+        if self.memory_mb is not None and self.isa != "native":
+            # An emulator needs 200 MiB for itself, and hangs or crashes where it does not get them.
+            raise Refused(
+                "'memory_mb' together with 'isa'",
+                "one of them: the limit would be the emulator's",
+                "limit the memory of a board with this machine's own processor",
+            )
+        return self
+
 
 class Toolchain(Entry):
     """How native code for the board is built on the host."""

@@ -123,6 +123,10 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
         "devices.yaml:2: virtual.isa: 'native'",
         ("little cores first",),
     ),
+    "boards:\n  a: {virtual: {isa: aarch64, memory_mb: 512}}\n": (
+        "devices.yaml:2: virtual: 'memory_mb' together with 'isa'",
+        ("the limit would be the emulator's",),
+    ),
     "boards:\n  a: {virtual: {isa: []}}\n": ("devices.yaml:2: virtual.isa: an empty list", ()),
     "boards:\n  a: {virtual: {isa: {a76: 4}}}\n": ("devices.yaml:2: virtual.isa: a mapping", ()),
     "boards:\n  a: {host: h, pin: [0, 07]}\n": (
