@@ -11,14 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.architectures import family_named
+from engine.options import EngineOptions
 from engine.package import Package
+from engine.program.ops import Program
+from engine.program.passes import apply, int8_activations
+from engine.runtime.base import Executor
 from engine.runtime.cache import KVCache, with_buckets
 from engine.runtime.ring import Places, require_relative, with_ring
 from engine.runtime.state import ContextFull, State, step_inputs
 from engine.runtime.sync import NonFinite, SyncExecutor
 from engine.runtime.trace import Taps, Trace
 from engine.sampling import Sampling, choose
-from engine.units import load_unit
+from engine.units import Unit, load_unit
 
 __all__ = ["ContextFull", "Decoder", "Generation", "GenerationResult", "NonFinite", "generate"]
 
@@ -26,20 +30,55 @@ __all__ = ["ContextFull", "Decoder", "Generation", "GenerationResult", "NonFinit
 PREFILL_TOKENS = 128
 
 
+def program_of(
+    package: Package, options: EngineOptions, *, buckets: float | None = None
+) -> Program:
+    """The decode step that these options run, on whatever unit: with a ring, length buckets, int8
+    activations and fused ops where they ask for them. Raises ValueError for an unknown pass."""
+    hp = package.hyperparameters
+    program = family_named(hp.architecture).program(hp)
+    if options.keep is not None:
+        require_relative(hp)
+        program = with_ring(program, options.keep)
+    if buckets is not None:
+        program = with_buckets(program, buckets)
+    if options.activations == "int8":
+        program = int8_activations(program, package)
+    if options.fused:
+        program = apply(program, options.passes_off)
+    return program
+
+
+def cache_of(package: Package, options: EngineOptions, context: int, sequences: int = 1) -> KVCache:
+    """An empty KV cache as these options want it, for `sequences` of `context` positions."""
+    hp = package.hyperparameters
+    return KVCache(
+        hp.layers,
+        context,
+        hp.kv_heads,
+        hp.head_dim,
+        scheme=options.kv,
+        layout=options.kv_layout,
+        sequences=sequences,
+    )
+
+
 class Decoder:
     """A model with one sequence in its KV cache.
 
-    `context` bounds positions (default: the model's own). With `keep`, a full context goes on as a
-    ring behind its first `keep` tokens (engine.runtime.ring). `sequences` are the regions of its
-    cache, of which it uses the first itself (engine.batching uses all), and `buckets` how much
-    longer than its shortest the longest may be that attention computes together. `unit_options` go
-    to the unit, such as `dtype=np.float64` for the reference.
+    `options` say how it runs (default: what `unit` runs best with). `context` bounds positions
+    (default: the model's own). With a `keep`, a full context goes on as a ring behind its first
+    `keep` tokens (engine.runtime.ring). `sequences` are the regions of its cache, of which it uses
+    the first itself (engine.batching uses all), and `buckets` how much longer than its shortest the
+    longest may be that attention computes together. `unit_options` go to the unit, such as
+    `dtype=np.float64` for the reference.
     """
 
     def __init__(
         self,
         package: Package,
         *,
+        options: EngineOptions | None = None,
         unit: str = "packed",
         context: int | None = None,
         keep: int | None = None,
@@ -49,30 +88,46 @@ class Decoder:
         **unit_options: Any,
     ) -> None:
         hp = package.hyperparameters
-        self.package, self.hyperparameters = package, hp
+        if options is None:
+            options = dataclasses.replace(EngineOptions.for_unit(unit), keep=keep)
+        self.package, self.hyperparameters, self.options = package, hp, options
         self.context = hp.context if context is None else context
         if not 1 <= self.context <= hp.context:
             raise ValueError(f"context is {self.context}, expected 1 to the model's {hp.context}")
-        self.unit = load_unit(unit, package, context=self.context, **unit_options)
-        self.places = Places(self.context, keep)
-        self.program = family_named(hp.architecture).program(hp)
-        if keep is not None:
-            require_relative(hp)
-            self.program = with_ring(self.program, keep)
-        if buckets is not None:
-            self.program = with_buckets(self.program, buckets)
+        self.unit = load_unit(
+            options.unit, package, context=self.context, **_unit_options(options), **unit_options
+        )
+        self.places = Places(self.context, options.keep)
+        self.program = program_of(package, options, buckets=buckets)
         self.cache = KVCache(
             hp.layers,
             self.context,
             hp.kv_heads,
             hp.head_dim,
-            layout="numpy",
+            scheme=options.kv,
+            layout=options.kv_layout,
             sequences=sequences,
             dtype=self.unit.dtype,
         )
-        self.executor = SyncExecutor(self.program, self.unit, trace)
+        self.executor = _executor(options, self.program, self.unit, trace)
         self.position = 0
         self._caches = self.cache.buffers()
+
+    def close(self) -> None:
+        """End what threads the executor has; the decoder is of no use afterwards."""
+        self.executor.close()
+
+    def warm_up(self) -> None:
+        """Read every page of the weights and run one step, so that a first token waits for neither
+        disk nor memory. The cache must be empty: its first slot is written."""
+        if self.position:
+            raise ValueError(f"warm up before use: {self.position} positions are cached")
+        touch = getattr(self.unit, "warm_up", None)
+        if touch is not None:
+            touch()
+        step = self.executor.step
+        self.advance(np.zeros(1, np.int64))
+        self.position, self.executor.step = 0, step
 
     @property
     def full(self) -> bool:
@@ -159,6 +214,31 @@ class Decoder:
         """Begin anew: an empty cache, and steps counted from 0."""
         self.position = 0
         self.executor.step = 0
+
+
+def _unit_options(options: EngineOptions) -> dict[str, Any]:
+    """What the unit itself is told: threads and kernels are the native one's alone."""
+    if options.unit != "native":
+        return {}
+    return {
+        "threads": options.threads or 1,
+        "kernels": options.kernels,
+        "huge_pages": options.huge_pages,
+    }
+
+
+def _executor(
+    options: EngineOptions, program: Program, unit: Unit, trace: Trace | None
+) -> Executor:
+    if options.executor == "compiled":
+        from engine.runtime.compiled import CompiledExecutor  # needs the native library
+
+        return CompiledExecutor(program, unit, trace, rows=PREFILL_TOKENS)
+    if options.executor == "async":
+        from engine.runtime.async_ import AsyncExecutor
+
+        return AsyncExecutor(program, unit, trace=trace)
+    return SyncExecutor(program, unit, trace)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -116,6 +116,11 @@ class Package:
             raise PackageError(f"{self.path}: tokenizer is {type(found).__name__}, not an object")
         return found
 
+    def offset_of(self, part: npt.NDArray[np.generic]) -> int:
+        """Where in the file a part of one of its tensors begins, in bytes."""
+        base = np.frombuffer(self._mapping, np.uint8).ctypes.data
+        return int(part.ctypes.data - base)
+
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that a decode step reads: all tensors, an untied embedding excepted."""

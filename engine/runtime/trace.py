@@ -55,6 +55,11 @@ class Trace:
         self._ring: npt.NDArray[np.int64] = np.zeros((capacity, 4), np.int64)
         self.recorded = 0
 
+    @property
+    def ring(self) -> npt.NDArray[np.int64]:
+        """The memory itself, (capacity, 4), for an executor that fills it and sets `recorded`."""
+        return self._ring
+
     def record(self, step: int, op_index: int, start_ns: int, end_ns: int) -> None:
         self._ring[self.recorded % len(self._ring)] = (step, op_index, start_ns, end_ns)
         self.recorded += 1
