@@ -53,13 +53,14 @@ class Details:
     def __init__(self, stage: str, raw: Mapping[str, Any] | None) -> None:
         self._values: dict[str, Any] = {}
         self.problems: tuple[str, ...] = ()
-        self.empty = not raw
+        self.empty, self.refused = not raw, False
         if not raw:
             return
         problems = []
+        self.refused = set(raw) == {"memory_table"}  # before it started: nothing else is missing
         for name, required, adapter in _fields(stage):
             if name not in raw:
-                if required:
+                if required and not self.refused:
                     problems.append(f"{name} is missing")
                 continue
             try:

@@ -48,6 +48,7 @@ class BoardError(HarnessError):
         "transfer",
         "deploy",
         "busy",  # leased by somebody else
+        "low-memory",  # what would fit the board does not fit beside what it runs now
         "engine",  # the engine could not start
         "protocol",  # the board sent what we cannot read
     )

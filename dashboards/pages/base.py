@@ -148,6 +148,8 @@ def missing_note(run: Run) -> str:
         if run.outcome is Outcome.ERROR:
             return "No measurements: the run ended in an error before it delivered any."
         return "This run left no measurements."
+    if run.details.refused:
+        return "No measurements: the model was refused before anything of it was loaded."
     if run.details.problems:
         return "Some measurements of this run cannot be read: " + "; ".join(run.details.problems)
     return ""

@@ -75,6 +75,8 @@ def tables(run: Run, places: Places) -> tuple[DataTable, ...]:
     """All tables of the run's details, whole."""
     d = run.details
     found = []
+    if d["memory_table"]:
+        found.append(Table("Memory budget", ("what", "MiB"), d["memory_table"]))
     if d["ops"]:
         found.append(ops_table(d["ops"]))
     if d["logits"] is not None:

@@ -129,12 +129,18 @@ class PreparedModel:
     scheme: str
     notes: tuple[str, ...]  # what had to be requantised
     tokenizer: Mapping[str, Any] | None
+    layout: str = "blocked"  # of its quantised weights; the same values in every one
+    source: Path | int = 0  # the model file or folder, or the seed of a synthetic model
 
 
 def prepare_model(
-    path: Path, name: str | None = None, progress: Progress | None = None
+    path: Path,
+    name: str | None = None,
+    progress: Progress | None = None,
+    *,
+    layout: str = "blocked",
 ) -> PreparedModel:
-    """The package of a model file or folder, made once per content and packer version.
+    """The package of a model file or folder, made once per content, layout and packer version.
 
     `progress(done, total)` counts tensors. Raises FormatError for a file that is no model we know,
     HarnessError when there is none or the cache's disk is full.
@@ -146,19 +152,32 @@ def prepare_model(
             expected="a GGUF file, or a safetensors file or folder",
             remedy="name a model, or leave it out to use the demonstration model",
         )
-    checkpoint = open_checkpoint(path)
-    try:
-        source = _hash_files(_source_files(path))
-        return _prepare(checkpoint, name or _plain_name(path), source, progress)
-    finally:
-        checkpoint.close()
+    checkpoint = open_checkpoint(path)  # a model that cannot be read is told at once
+    checkpoint.close()
+    source = _hash_files(_source_files(path))
+    return _prepare(path, name or _plain_name(path), source, layout, progress)
 
 
-def prepare_tiny(seed: int) -> PreparedModel:
+def prepare_tiny(seed: int, layout: str = "blocked") -> PreparedModel:
     """The 2-layer synthetic model of the tiny stage, the same on every host for the same seed."""
-    checkpoint = SyntheticCheckpoint(seed=seed)
     source = hashlib.sha256(f"SyntheticCheckpoint(seed={seed})".encode()).hexdigest()
-    return _prepare(checkpoint, f"tiny-{seed}", source, None)
+    return _prepare(seed, f"tiny-{seed}", source, layout, None)
+
+
+def in_layout(model: PreparedModel, layout: str, progress: Progress | None = None) -> PreparedModel:
+    """The same model with its quantised weights in another layout: another package, made once.
+
+    Raises as `prepare_model` does.
+    """
+    if model.layout == layout:
+        return model
+    return _prepare(model.source, model.name, model.source_sha256, layout, progress)
+
+
+def _open(source: Path | int) -> Checkpoint:
+    if isinstance(source, int):
+        return SyntheticCheckpoint(seed=source)
+    return open_checkpoint(source)
 
 
 def _plain_name(path: Path) -> str:
@@ -201,23 +220,26 @@ def packer_version() -> str:
 
 
 def _prepare(
-    checkpoint: Checkpoint, name: str, source: str, progress: Progress | None
+    model: Path | int, name: str, source: str, layout: str, progress: Progress | None
 ) -> PreparedModel:
     folder = cache_dir("packages")
-    content = hashlib.sha256(f"{source} {name}".encode()).hexdigest()[:16]
+    content = hashlib.sha256(f"{source} {name} {layout}".encode()).hexdigest()[:16]
     path = folder / f"{content}-{packer_version()[:16]}.package"
     record = path.with_suffix(".json")
     with locked(folder / f".{content}.lock"):
         digest = _recorded_hash(record)
         if digest is None or not verified(path, digest):
+            checkpoint = _open(model)
             try:
-                info = build_package(checkpoint, path, name=name, progress=progress)
+                info = build_package(checkpoint, path, name=name, layout=layout, progress=progress)
             except OSError as error:
                 raise HarnessError(
                     f"the package of {name} cannot be written: {error.strerror}",
                     where=str(folder),
                     remedy="free some space, or point HARNESS_CACHE at another disk",
                 ) from error
+            finally:
+                checkpoint.close()
             digest = info.sha256
             with atomic_file(record) as file:
                 file.write(json.dumps({"sha256": digest, "name": name}).encode())
@@ -236,6 +258,8 @@ def _prepare(
             package.scheme,
             package.notes,
             package.tokenizer,
+            layout,
+            model,
         )
 
 

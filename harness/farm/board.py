@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from harness.connect import BoardSession, open_session
 from harness.deadline import Deadline
+from harness.deploy.models import in_layout
 from harness.errors import BoardError, HarnessError
 from harness.farm.aboard import make_room
 from harness.farm.keys import power_mode, quant_hash, toolchain_name
@@ -14,11 +16,12 @@ from harness.farm.placing import Placed, place
 from harness.farm.results import INTERRUPTED, StageResult
 from harness.farm.resume import abandon, continued, orphans
 from harness.jobs import lifecycle
-from harness.jobs.base import Stage, stage_model
-from harness.jobs.engines import EngineChoice, choose_engine
+from harness.jobs.base import Stage, StageContext, stage_model, stage_refusal
+from harness.jobs.engines import EngineChoice, choose_engine, layout_of
 from harness.verdicts import Check, Outcome, Verdict
 
 if TYPE_CHECKING:
+    from harness.boards.facts import Facts
     from harness.deploy.models import PreparedModel
     from harness.farm.campaign import Campaign
     from harness.inventory import Board
@@ -160,19 +163,52 @@ class BoardRun:
     @property
     def engine(self) -> EngineChoice:
         """How the engine runs on the board as it is now."""
-        return choose_engine(
-            self.board,
-            self.placed.facts,
-            self.orders.options.engine,
-            why_not_native=self.placed.why_not_native,
+        return self._choose(self.placed.facts, self.placed.why_not_native)
+
+    def _choose(self, facts: Facts, why_not_native: str | None) -> EngineChoice:
+        asked = self.orders.options.engine
+        return choose_engine(self.board, facts, asked, why_not_native=why_not_native)
+
+    def model_for(self, stage: Stage, engine: EngineChoice | None = None) -> PreparedModel:
+        """The stage's model in the layout of the board's unit."""
+        model = stage_model(stage, self.orders.model, self.orders.options)
+        unit = (engine or self.engine).options.unit
+        return in_layout(model, layout_of(unit))
+
+    def context(
+        self, stage: Stage, facts: Facts, engine: EngineChoice, run_id: str = "", **more: Any
+    ) -> StageContext:
+        """What the stage is given; `more` is what is known once the board has everything."""
+        return StageContext(
+            board=self.board,
+            facts=facts,
+            model=self.model_for(stage, engine),
+            options=self.orders.options,
+            run_id=run_id,
+            engine=engine,
+            **{"remote_package": None, "cache": Path(), **more},
         )
 
-    def model_for(self, stage: Stage) -> PreparedModel:
-        return stage_model(stage, self.orders.model, self.orders.options)
+    def _models(self, facts: Facts, why_not_native: str | None) -> list[PreparedModel]:
+        """What the stages need on the board, but for models that are too large for it."""
+        engine = self._choose(facts, why_not_native)
+        found = []
+        for stage in self.orders.stages:
+            context = self.context(stage, facts, engine)
+            try:
+                refused = stage_refusal(stage, context) is not None
+            except HarnessError:  # told when the stage's turn comes: the model may fit by then
+                refused = False
+            if not refused:
+                found.append(context.model)
+        return found
 
     def begin_run(self, stage: Stage) -> str:
         """A planned run in the store, with all that is known of the board by now."""
-        model, placed, options = self.orders.model, self._placed, self.orders.options
+        placed, options = self._placed, self.orders.options
+        model = self.orders.model
+        if placed is not None:
+            model = in_layout(model, layout_of(self.engine.options.unit))
         facts = placed.facts if placed else None
         return self.store.begin_run(
             campaign_id=self.orders.campaign_id,
@@ -259,14 +295,13 @@ class BoardRun:
     def place(self) -> None:
         """Engine and models on the board as it is now: it may have been reset. Raises BoardError,
         Interrupted."""
-        models = [self.model_for(stage) for stage in self.orders.stages]
 
         def tell(text: str, share: float | None) -> None:
             self.check_stop()
             self.say("", text, share)
 
         self._placed = place(
-            self.session, self.board, models, self.store, tell, check=self.check_stop
+            self.session, self.board, self._models, self.store, tell, check=self.check_stop
         )
 
     def _clear_orphans(self) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from harness.boards.leases import Leases, lease_guard
 from harness.connect import BoardSession, open_session
 from harness.deadline import Deadline
+from harness.deploy.models import in_layout
 from harness.errors import BoardError
 from harness.farm.aboard import make_room
 from harness.farm.board import CLEAN_S, CONNECT_S
@@ -23,6 +24,7 @@ from harness.farm.resume import abandon, orphans
 from harness.farm.runner import Resume, open_campaign, stop_virtual_boards
 from harness.farm.selection import bringup_options, choose_stages
 from harness.jobs import lifecycle
+from harness.jobs.engines import choose_engine, layout_of
 from harness.store import Store
 from harness.verdicts import Verdict
 
@@ -184,7 +186,16 @@ class DeviceSession:
         leases, reason = Leases(self.store), "tests on the board"
         with lease_guard(leases, board.name, reason, ttl_s=LEASE_TTL_S):
             try:
-                placed = place(session, board, [self.model], self.store, tell)
+                asked = self._options.engine
+                model = self.model
+
+                def chosen(facts: Facts, why_not_native: str | None) -> list[PreparedModel]:
+                    nonlocal model
+                    engine = choose_engine(board, facts, asked, why_not_native=why_not_native)
+                    model = in_layout(self.model, layout_of(engine.options.unit))
+                    return [model]
+
+                placed = place(session, board, chosen, self.store, tell)
 
                 def clean_up(remote: RemoteRun) -> None:
                     limit = Deadline.after(CLEAN_S, f"cleaning {board.name}")
@@ -199,7 +210,7 @@ class DeviceSession:
                     placed.facts,
                     session(),
                     placed.deployment,
-                    placed.deployment.paths[self.model.sha256],
+                    placed.deployment.paths[model.sha256],
                 )
             finally:
                 for opened in sessions:

@@ -33,7 +33,7 @@ class Placed:
     facts: Facts
     engine_hash: str
     deployment: Deployment
-    why_not_native: str | None = "this engine has no native unit"
+    why_not_native: str | None = None  # a sentence, where the board has no native code
 
     def run(self, run_id: str) -> RemoteRun:
         """Where a run of that id lies on the board, whether it is there or not."""
@@ -51,14 +51,15 @@ class Placed:
 def place(
     session: Callable[[], BoardSession],
     board: Board,
-    models: Iterable[PreparedModel],
+    models: Callable[[Facts, str | None], Iterable[PreparedModel]],
     store: Store,
     tell: Tell,
     *,
     check: Callable[[], None] | None = None,
 ) -> Placed:
-    """Probes the board, and sends what it lacks of the engine, its wheels and `models`.
+    """Probes the board, and sends what it lacks of the engine, its wheels and its models.
 
+    `models` says which, given the board's facts and why it has no native code (None: it has).
     `session` gives the live connection. What was learned of the board goes into the store. `tell`
     may raise to stop, and so may `check`, which is called while something is waited for. Raises
     BoardError.
@@ -82,8 +83,12 @@ def place(
     )
     tell("building the bundle", None)
     bundle = build_bundle(facts, board.name, check=check)
+    why_not_native: str | None = "this engine has no native unit"
 
-    packages = {model.package: model.name for model in models}
+    chosen = list(models(facts, why_not_native))
+    for model in chosen:
+        record_model(store, model)
+    packages = {model.package: model.name for model in chosen}
     names = {path.name: name for path, name in packages.items()}
 
     def sending(name: str, done: int, total: int) -> None:
@@ -98,7 +103,19 @@ def place(
         deadline=Deadline.after(DEPLOY_S, "deploy"),
         on_progress=sending,
     )
-    return Placed(facts, bundle.engine_hash, deployment)
+    return Placed(facts, bundle.engine_hash, deployment, why_not_native)
+
+
+def record_model(store: Store, model: PreparedModel) -> None:
+    """What a package is, beside the results of its runs."""
+    store.record_model(
+        model.sha256,
+        name=model.name,
+        scheme=model.scheme,
+        source_sha256=model.source_sha256,
+        notes=list(model.notes),
+        bytes=model.package.stat().st_size,
+    )
 
 
 def _size(count: int) -> str:

@@ -48,6 +48,9 @@ class StageResult:
             told = check.sentence == self.verdict.headline
             if check.outcome not in (Outcome.PASS, Outcome.BLOCKED) and not told:
                 lines.append(f"  {check.name}: {check.sentence}")
+        table = self.verdict.details.get("memory_table") or ()
+        width = max((len(str(what)) for what, _ in table), default=0)
+        lines += [f"    {what:<{width}} {value:8.0f} MiB" for what, value in table]
         if self.verdict.culprit:
             lines.append(f"  first wrong op: {self.verdict.culprit}")
         if self.verdict.remedy:

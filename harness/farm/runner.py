@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from harness.boards.leases import Leases, lease_guard
 from harness.errors import HarnessError
 from harness.farm.campaign import Campaign, Orders
+from harness.farm.faults import require_ops
+from harness.farm.placing import record_model
 from harness.farm.progress import Reporter
 from harness.farm.results import CampaignResult
 from harness.farm.resume import mark_stopped, was_stopped
@@ -84,15 +86,9 @@ def open_campaign(
     from harness.jobs import stages as all_stages
 
     check_context(model, options)
+    require_ops(boards, model)
     chosen = tuple(all_stages() if stages is None else stages)
-    store.record_model(
-        model.sha256,
-        name=model.name,
-        scheme=model.scheme,
-        source_sha256=model.source_sha256,
-        notes=list(model.notes),
-        bytes=model.package.stat().st_size,
-    )
+    record_model(store, model)
     described = _describe(boards, model, options, chosen)
     earlier = _earlier(store, kind, options_hash(described), resume)
     campaign_id = earlier or store.begin_campaign(kind, _command(), described)

@@ -17,17 +17,18 @@ from harness.farm.board import (
     kind_of,
     one_line,
 )
+from harness.farm.faults import environment_for
 from harness.farm.results import INTERRUPTED, StageResult, stopped_verdict
 from harness.farm.resume import collected_log, judged
 from harness.jobs import lifecycle
-from harness.jobs.base import StageContext
+from harness.jobs.base import stage_refusal
 from harness.verdicts import Outcome, Verdict
 
 if TYPE_CHECKING:
     from engine.records import Event
     from harness.farm.board import BoardRun
     from harness.farm.placing import Placed
-    from harness.jobs.base import Plan, Stage
+    from harness.jobs.base import Plan, Stage, StageContext
     from harness.jobs.lifecycle import RemoteRun
     from harness.jobs.runlog import RunLog
     from harness.store import RunRow
@@ -91,9 +92,8 @@ class StageRun:
         try:
             with tempfile.TemporaryDirectory(prefix="harness-run-") as folder:
                 context = self._context(run_id, Path(folder))
-                log = self._log(context, earlier)
-                self.run.say(self.stage.name, "judging")
-                verdict = self.stage.judge(context, log)
+                refused = None if earlier is not None else stage_refusal(self.stage, context)
+                verdict = refused or self._judged(context, earlier)
         except Interrupted:
             self._record(run_id, stopped_verdict(), INTERRUPTED)
             raise
@@ -107,6 +107,11 @@ class StageRun:
         return StageResult(
             self.board.name, self.stage.name, verdict, run_id, attempts=attempt, error_kind=kind
         )
+
+    def _judged(self, context: StageContext, earlier: RunRow | None) -> Verdict:
+        log = self._log(context, earlier)
+        self.run.say(self.stage.name, "judging")
+        return self.stage.judge(context, log)
 
     def _log(self, context: StageContext, earlier: RunRow | None) -> RunLog:
         """What the run told, from its start or from where a killed harness left it to its end.
@@ -140,16 +145,16 @@ class StageRun:
                 self.run.clean_up(remote)
 
     def _context(self, run_id: str, folder: Path) -> StageContext:
-        model = self.run.model_for(self.stage)
-        return StageContext(
-            board=self.board,
-            facts=self.placed.facts,
-            model=model,
-            options=self.orders.options,
-            run_id=run_id,
-            remote_package=self.placed.deployment.paths[model.sha256],
+        engine = self.run.engine
+        model = self.run.model_for(self.stage, engine)
+        return self.run.context(
+            self.stage,
+            self.placed.facts,
+            engine,
+            run_id,
+            # None: too large for the board, and not sent
+            remote_package=self.placed.deployment.paths.get(model.sha256),
             cache=folder,
-            engine=self.run.engine,
         )
 
     def _require_there(self, remote: RemoteRun) -> None:
@@ -179,7 +184,7 @@ class StageRun:
             self.placed.deployment,
             plan.spec,
             plan.inputs,
-            environment=self.board.environment,
+            environment=environment_for(self.board.environment, context.model),
             deadline=Deadline.after(START_S, f"starting {self.stage.name}"),
         )
         self.store.running(context.run_id, remote.spool, _plain(self.placed.deployment))

@@ -23,6 +23,7 @@ from harness.jobs.base import Plan, StageContext, make_spec
 from harness.jobs.comparison import compare_all, first_failure, logit_drift
 from harness.jobs.completeness import Returned, Wanted, gather
 from harness.jobs.details import AccuracyDetails, LogitsAgreement, OpError, TextComparison
+from harness.jobs.memory import Extent
 from harness.jobs.pace import slowest_s
 from harness.verdicts import Check, Outcome, Verdict, worst
 
@@ -42,6 +43,11 @@ class AccuracyStage:
     name = "accuracy"
     order = 2
     needs_model = True
+
+    def extent(self, context: StageContext) -> Extent:
+        tokens, _, question = subject(context)
+        positions = max(len(tokens), len(question) + new_tokens(context, question))
+        return Extent(positions, logits=len(tokens))
 
     def plan(self, context: StageContext) -> Plan:
         tokens, rows, question = subject(context)

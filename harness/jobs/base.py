@@ -16,6 +16,7 @@ from pydantic import Field
 from engine.records import Restart, RunSpec
 from harness.inventory.engine import Engine
 from harness.jobs.engines import EngineChoice
+from harness.jobs.memory import Extent, need_of, refusal
 from harness.verdicts import Record, Verdict
 
 if TYPE_CHECKING:
@@ -73,6 +74,10 @@ class Stage(Protocol):
     order: int
     needs_model: bool
 
+    def extent(self, context: StageContext) -> Extent:
+        """What the memory budget is asked for, before anything is sent to the board."""
+        ...
+
     def plan(self, context: StageContext) -> Plan: ...
 
     def judge(self, context: StageContext, log: RunLog) -> Verdict:
@@ -87,6 +92,15 @@ def stage_model(stage: Stage, model: PreparedModel, options: BringupOptions) -> 
     from harness.deploy.models import prepare_tiny
 
     return prepare_tiny(options.seed)
+
+
+def stage_refusal(stage: Stage, context: StageContext) -> Verdict | None:
+    """Why the stage's model does not fit the board; None when it does.
+
+    Raises BoardError "low-memory" when it only does not fit now.
+    """
+    wanted = need_of(context.model, context.engine.options, stage.extent(context))
+    return refusal(context.board, context.facts, wanted)
 
 
 def make_spec(

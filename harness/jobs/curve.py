@@ -18,6 +18,7 @@ from harness.jobs.budgets import at_least, at_most, gated, memory_within
 from harness.jobs.depth import judge_depth
 from harness.jobs.details import CurveDetails, CurveFit, CurvePoint
 from harness.jobs.golden import golden_count, golden_parameters, judge_golden
+from harness.jobs.memory import Extent
 from harness.jobs.pace import slowest_s
 from harness.jobs.validity import Validity, conditions, judge_clocks, run_start_ns
 from harness.statistics.steps import fit_curve
@@ -42,6 +43,9 @@ class CurveStage:
     name = "curve"
     order = 3
     needs_model = True
+
+    def extent(self, context: StageContext) -> Extent:
+        return Extent(designed_context(context))
 
     def plan(self, context: StageContext) -> Plan:
         size = designed_context(context)

@@ -9,7 +9,13 @@ from __future__ import annotations
 from harness.verdicts import Record
 
 
-class TinyDetails(Record):
+class StageDetails(Record):
+    """What every stage may leave. A run that was refused before it started has nothing else."""
+
+    memory_table: tuple[tuple[str, float], ...] | None = None  # (what, MiB) of a model too large
+
+
+class TinyDetails(StageDetails):
     prompts: int
     tokens_compared: int
     first_mismatch: str | None  # "prompt 2, token 5: board 17, reference 99"
@@ -61,7 +67,7 @@ class TextComparison(Record):
     repetition_rate: float  # share of repeated 4-grams in the board's text
 
 
-class AccuracyDetails(Record):
+class AccuracyDetails(StageDetails):
     ops: tuple[OpError, ...]
     first_bad_op: str | None
     logits: LogitsAgreement
@@ -98,7 +104,7 @@ class CurveFit(Record):
     jumps: tuple[CurveJump, ...]
 
 
-class CurveDetails(Record):
+class CurveDetails(StageDetails):
     points: tuple[CurvePoint, ...]
     fit: CurveFit
     context: int
@@ -140,7 +146,7 @@ class StressSample(Record):
     own_mb: float | None = None  # anonymous memory and swap, which a leak is judged by
 
 
-class StressDetails(Record):
+class StressDetails(StageDetails):
     minutes: float
     tokens: int
     turns: tuple[StressTurn, ...]

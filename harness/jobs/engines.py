@@ -38,6 +38,11 @@ class EngineChoice:
     note: str = ""
 
 
+def layout_of(unit: str) -> str:
+    """The layout of weights that a unit reads fastest."""
+    return "interleaved" if unit == NATIVE else "blocked"
+
+
 def asked_of(board: Board, asked: Engine) -> Engine:
     """The command line's words over those of the board's entry."""
     return asked.over(board.engine)

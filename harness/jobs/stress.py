@@ -25,6 +25,7 @@ from harness.jobs.golden import (
     golden_parameters,
     judge_golden,
 )
+from harness.jobs.memory import Extent
 from harness.jobs.pace import slowest_s
 from harness.jobs.turns import inter_token_ms, read_turns, token_times
 from harness.jobs.validity import Conditions, conditions, run_start_ns
@@ -51,6 +52,9 @@ class StressStage:
     name = "stress"
     order = 4
     needs_model = True
+
+    def extent(self, context: StageContext) -> Extent:
+        return Extent(stress_context(context))
 
     def plan(self, context: StageContext) -> Plan:
         minutes = stress_minutes(context)

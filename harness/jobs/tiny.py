@@ -17,6 +17,7 @@ from engine.package import Package
 from harness.jobs import failures, prompts, references
 from harness.jobs.base import Plan, StageContext, make_spec
 from harness.jobs.details import TinyDetails
+from harness.jobs.memory import Extent
 from harness.verdicts import Check, Outcome, Verdict, worst
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ class TinyStage:
     name = "tiny"
     order = 1
     needs_model = False
+
+    def extent(self, context: StageContext) -> Extent:
+        return Extent(tiny_context(context))
 
     def plan(self, context: StageContext) -> Plan:
         size = tiny_context(context)

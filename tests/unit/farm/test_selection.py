@@ -13,6 +13,7 @@ from engine.formats.synthetic import SyntheticCheckpoint
 from harness.cli.bringup import app
 from harness.deploy.models import prepare_model, prepare_tiny
 from harness.errors import HarnessError
+from harness.farm.faults import environment_for, require_ops
 from harness.farm.progress import Silent
 from harness.farm.runner import open_campaign
 from harness.farm.selection import (
@@ -160,3 +161,20 @@ def test_a_wrong_engine_option_ends_the_command_before_anything_starts(
     ended = CliRunner().invoke(app, ["--farm", str(farm), "--kv", "int3"])
     assert ended.exit_code == 2
     assert not (tmp_path / "home").exists()
+
+
+def test_a_fault_in_an_op_that_the_model_has_not_is_refused_naming_near_ones(farm: Path) -> None:
+    model = prepare_tiny(0)
+    boards = choose_boards(farm, (), (), ["virt-2:ENGINE_FAULT=scale:1.02@L07.ffn.down"])
+    with pytest.raises(HarnessError, match=r"no op 'L07.ffn.down'.*such as L00.ffn.down"):
+        require_ops(boards, model)
+    require_ops(choose_boards(farm, (), (), ["virt-2:ENGINE_FAULT=nan@L01.attn.qkv"]), model)
+
+
+def test_a_stage_gets_the_faults_that_its_model_has_ops_for() -> None:
+    model = prepare_tiny(0)  # two layers
+    fault = "nan@L00.attn.q; scale:1.02@L07.ffn.down"
+    kept = environment_for({"A": "1", "ENGINE_FAULT": fault}, model)
+    assert kept == {"A": "1", "ENGINE_FAULT": "nan@L00.attn.q"}
+    assert environment_for({"ENGINE_FAULT": "nan@L07.attn.q"}, model) == {}
+    assert environment_for({"A": "1"}, model) == {"A": "1"}
