@@ -46,6 +46,7 @@ APT::Architectures {{ "{architecture}"; }};
 APT::Install-Recommends "false";
 APT::Sandbox::User "";
 Acquire::Languages "none";
+Acquire::Retries "3";
 Dir::State "{work}/state";
 Dir::State::lists "{work}/lists";
 Dir::State::status "{work}/status";
