@@ -6,8 +6,9 @@ too: `BEGIN` fills the inputs, `END` takes the output.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from engine.program.ops import Op, Program
 
@@ -56,47 +57,117 @@ def _access(op: Op) -> Access:
     return Access(op.id, frozenset(op.reads), frozenset(op.writes) | inside)
 
 
-def conflicts(program: Program, memory: Memory | None = None) -> list[Conflict]:
-    """Every conflicting pair within a step and between two consecutive ones.
+@dataclasses.dataclass(frozen=True)
+class _Use:
+    """One act touching one buffer; `at` is the act's place in the step."""
 
-    Pairs that others imply are left out. Every act waits for its own of the step before, so a pair
-    in the order of the program is ordered across steps where it is within one; what one step writes
-    and the next reads was written again in between, caches excepted; and between acts of steps
-    further apart lies a step that repeats one of the two.
+    at: int
+    act: str
+    buffer: str
+    writes: bool
+
+
+def conflicts(program: Program, memory: Memory | None = None) -> list[Conflict]:
+    """The conflicting pairs within a step and between two consecutive ones.
+
+    Pairs that others imply are left out: when an act between the two writes memory of both, it is
+    in conflict with either, and so orders them. Every act waits for its own of the step before, so
+    acts of steps further apart are ordered as well.
     """
-    acts = accesses(program)
-    order = {act.id: index for index, act in enumerate(acts)}
-    users: dict[str, list[tuple[str, bool]]] = {}  # buffer → (act, whether it writes)
-    for act in acts:
-        for name in act.writes:
-            users.setdefault(name, []).append((act.id, True))
-        for name in act.reads:
-            users.setdefault(name, []).append((act.id, False))
+    places = memory or {}
+    users = _users(program)
     found: dict[tuple[str, str, str], Conflict] = {}
-    for name, other in _overlapping(sorted(users), memory or {}):
-        for first, first_writes in users[name]:
-            for second, second_writes in users[other]:
-                if first == second or not (first_writes or second_writes):
-                    continue
-                hazard = ("WAW" if second_writes else "RAW") if first_writes else "WAR"
-                steps = int(order[first] > order[second])
-                if steps and hazard == "RAW" and name not in program.caches:
-                    continue
-                key = (first, second, hazard)
-                if key not in found or name == other:
-                    found[key] = Conflict(hazard, first, second, steps, name, other)
+    for name, near in _overlapping(users, places).items():
+        together = sorted((use for other in near for use in users[other]), key=lambda use: use.at)
+        for use in users[name]:
+            for hazard, other, steps in _next_conflicts(use, together, places):
+                pair = Conflict(hazard, use.act, other.act, steps, name, other.buffer)
+                key = (use.act, other.act, hazard)
+                if key not in found or name == other.buffer:
+                    found[key] = pair
+    order = {act.id: index for index, act in enumerate(accesses(program))}
     return sorted(found.values(), key=lambda c: (c.steps, order[c.second], order[c.first]))
 
 
-def _overlapping(names: list[str], memory: Memory) -> Iterator[tuple[str, str]]:
-    """Each buffer with itself, and every two buffers whose memory overlaps, both ways round."""
-    for name in names:
-        yield name, name
-    placed = sorted((memory[name][0], memory[name][1], name) for name in names if name in memory)
-    open_until: list[tuple[int, str]] = []
+def _next_conflicts(
+    use: _Use, together: list[_Use], memory: Memory
+) -> Iterator[tuple[str, _Use, int]]:
+    """Who touches the memory of `use` after it until all of it is written again: hazard, who, how
+    many steps later. `together` are the uses of that memory in the order of a step."""
+    start, stop = _place(use.buffer, memory)
+    open_parts = [(start, stop)]  # not written again yet
+    behind = bisect.bisect_right([other.at for other in together], use.at)
+    before = bisect.bisect_left([other.at for other in together], use.at)
+    rest = [(other, 0) for other in together[behind:]] + [(other, 1) for other in together[:before]]
+    at = (use.at, 0)
+    written: list[tuple[int, int]] = []
+    for other, steps in rest:
+        if (other.at, steps) != at:  # what one act writes hides only what comes after it
+            at, open_parts, written = (other.at, steps), _without(open_parts, written), []
+            if not open_parts:
+                return
+        first, last = _place(other.buffer, memory)
+        if any(low < last and first < high for low, high in open_parts):
+            if use.writes or other.writes:
+                hazard = ("WAW" if other.writes else "RAW") if use.writes else "WAR"
+                yield hazard, other, steps
+            if other.writes:
+                written.append((first, last))
+
+
+def _without(parts: list[tuple[int, int]], written: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What is left of the ranges `parts` where `written` ranges are taken away."""
+    for first, last in written:
+        parts = [
+            piece
+            for low, high in parts
+            for piece in ((low, min(high, first)), (max(low, last), high))
+            if piece[0] < piece[1]
+        ]
+    return parts
+
+
+def _place(name: str, memory: Memory) -> tuple[int, int]:
+    """A buffer outside `memory` overlaps itself alone, so any range of its own will do."""
+    return memory.get(name, (0, 1))
+
+
+def _users(program: Program) -> dict[str, list[_Use]]:
+    users: dict[str, list[_Use]] = {}
+    for at, act in enumerate(accesses(program)):
+        for name in act.writes:
+            users.setdefault(name, []).append(_Use(at, act.id, name, True))
+        for name in act.reads:
+            users.setdefault(name, []).append(_Use(at, act.id, name, False))
+    return users
+
+
+def _overlapping(names: Collection[str], memory: Memory) -> dict[str, list[str]]:
+    """Each buffer → itself and those whose memory overlaps its own."""
+    found = {name: [name] for name in sorted(names)}
+    placed = sorted((*memory[name], name) for name in found if name in memory)
+    live: list[tuple[int, str]] = []
     for start, stop, name in placed:
-        open_until = [(end, other) for end, other in open_until if end > start]
-        for _, other in open_until:
-            yield name, other
-            yield other, name
-        open_until.append((stop, name))
+        live = [(end, other) for end, other in live if end > start]
+        for _, other in live:
+            found[name].append(other)
+            found[other].append(name)
+        live.append((stop, name))
+    return found
+
+
+def require_lives(program: Program, memory: Memory) -> None:
+    """Raises ValueError for memory that loses a buffer even in the order of the program: one is
+    written over before its last reader."""
+    users = _users(program)
+    for name, near in _overlapping(users, memory).items():
+        begins = min(use.at for use in users[name])
+        readers = [use for use in users[name] if not use.writes]
+        for other in near[1:]:
+            for use in users[other]:
+                late = [reader for reader in readers if reader.at >= use.at]
+                if use.writes and use.at >= begins and late:
+                    raise ValueError(
+                        f"memory: {use.act} writes where {name} lies, which {late[0].act} still "
+                        "reads; give one of them another place"
+                    )

@@ -126,19 +126,21 @@ def derive(
                 producer = (pair.first, step - pair.steps)
                 before.setdefault((pair.second, step), []).append(producer)
     order = Ordering(program, queues)
-    edges: set[Edge] = set()
+    edges: dict[str, set[Edge]] = {}  # by consumer
     for node in order.nodes():
         order.enter(node)
-        for edge in edges:
-            if edge.consumer == node[0] and edge.steps <= node[1]:
+        incoming = edges.setdefault(node[0], set())
+        for edge in incoming:
+            if edge.steps <= node[1]:
                 order.wait(node, (edge.producer, node[1] - edge.steps))
         # The latest producer first: what it waited for itself needs no edge then.
         for producer in sorted(before.get(node, ()), key=order.place, reverse=True):
             if not order.follows(node, producer):
-                edges.add(Edge(producer[0], node[0], node[1] - producer[1]))
+                incoming.add(Edge(producer[0], node[0], node[1] - producer[1]))
                 order.wait(node, producer)
         order.leave(node)
-    return Schedule(queues, frozenset(edges), async_ids(program, async_ops))
+    together = frozenset(edge for incoming in edges.values() for edge in incoming)
+    return Schedule(queues, together, async_ids(program, async_ops))
 
 
 class Ordering:
