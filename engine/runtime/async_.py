@@ -15,16 +15,15 @@ import time
 import weakref
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 
-from engine.program.conflicts import BEGIN, END
+from engine.program.conflicts import BEGIN, END, Memory, require_lives
 from engine.program.ops import Program
 from engine.program.placement import DEFAULT, Placement
 from engine.program.schedule import AsyncOps, Schedule, async_ids, derive
-from engine.program.shapes import buffer_shapes
 from engine.runtime.queues import Event, ExecutorStuck, Job, Queues
+from engine.runtime.slots import Slots, shared_memory
 from engine.runtime.state import Buffer, CacheOverflow, State
 from engine.runtime.sync import checked, require_finite
 from engine.runtime.trace import Taps, Trace
@@ -36,11 +35,12 @@ DEADLINE_S = 120.0  # longest time without any op ending; a long prefill of a la
 class AsyncExecutor:
     """Runs a program on one unit with a thread for each part of the placement.
 
-    `schedule` overrides the one derived from `placement`. Ops outside `async_ops` ("all", "none" or
-    ids; default: what the schedule says, or all) are waited for before the next is submitted.
-    `delays` hold back an op's result by so many seconds. `deadline_s` bounds the time without
-    progress. Raises ValueError for ids that are not in the program, and for a schedule that does
-    not fit it; a schedule that lacks edges is taken as it is.
+    The schedule is derived from `placement`, with edges for the memory that buffers share. A
+    `schedule` given instead is taken as it is, even if it lacks edges; then buffers share what
+    `memory` says, nothing by default. Ops outside `async_ops` ("all", "none" or ids; default: what
+    the schedule says, or all) are waited for before the next is submitted. `delays` hold back an
+    op's result by so many seconds. `deadline_s` bounds the time without progress. Raises ValueError
+    for ids that are not in the program, and for a schedule that does not fit it.
     """
 
     def __init__(
@@ -51,21 +51,27 @@ class AsyncExecutor:
         *,
         schedule: Schedule | None = None,
         placement: Placement = DEFAULT,
+        memory: Memory | None = None,
         async_ops: AsyncOps | None = None,
         delays: Mapping[str, float] | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> None:
-        chosen = derive(program, placement) if schedule is None else schedule
+        prepare(unit, program)
+        tensors = unit.package.tensors
+        if schedule is None and memory is None:
+            memory = shared_memory(program, tensors, np.dtype(unit.dtype).itemsize)
+        self.memory = memory or {}
+        require_lives(program, self.memory)
+        chosen = derive(program, placement, memory=memory) if schedule is None else schedule
         if async_ops is not None:
             chosen = chosen.with_async(program, async_ops)
         chosen.check(program)
         self.program, self.unit, self.trace, self.schedule = program, unit, trace, chosen
         self.step = 0
         self.delays = _delays(program, delays or {})
-        prepare(unit, program)
         part = {op_id: name for name, queue in chosen.queues.items() for op_id in queue}
         self.parts = tuple(part[op.id] for op in program.ops)
-        self._slots = _Slots(program, unit)
+        self._slots = Slots(program, tensors, unit.dtype, self.memory)
         self._waits: dict[str, list[tuple[str, int]]] = {}
         for edge in sorted(chosen.edges, key=str):
             if edge.producer not in (BEGIN, END):  # the caller's own order keeps those
@@ -196,48 +202,6 @@ class _Step:
     rows: int  # R
     taps: Taps | None
     caches: State
-
-
-class _Slots:
-    """Memory for every buffer of a program, of which a step uses the first T or R rows."""
-
-    def __init__(self, program: Program, unit: Unit) -> None:
-        self._dtype = unit.dtype
-        self._shapes = buffer_shapes(program, unit.package.tensors)
-        self._names = {name for op in program.ops for name in op.writes} - set(program.caches)
-        self._inputs = program.inputs
-        self._arrays: State = {}
-        self._tokens = self._rows = 0
-
-    def fits(self, tokens: int, rows: int) -> bool:
-        return tokens <= self._tokens and rows <= self._rows
-
-    def grow(self, tokens: int, rows: int) -> None:
-        """Room for T and R rows; what lies there stays. Nothing may be running."""
-        self._tokens, self._rows = max(tokens, self._tokens), max(rows, self._rows)
-        for name in self._names:
-            width = self._shapes[name].width
-            self._put_aside(name, (self._of(name, self._tokens, self._rows), width), self._dtype)
-        for name in self._inputs:
-            self._put_aside(name, (self._of(name, self._tokens, self._rows),), np.int64)
-
-    def _put_aside(self, name: str, shape: tuple[int, ...], dtype: Any) -> None:
-        fresh = np.zeros(shape, dtype)
-        old = self._arrays.get(name)
-        if old is not None:
-            fresh[: len(old)] = old
-        self._arrays[name] = fresh
-
-    def _of(self, name: str, tokens: int, rows: int) -> int:
-        shape = self._shapes.get(name)
-        by_rows = name == "rows" if shape is None else shape.rows == "R"
-        return rows if by_rows else tokens
-
-    def view(self, name: str, tokens: int, rows: int) -> Buffer:
-        return self._arrays[name][: self._of(name, tokens, rows)]
-
-    def put(self, name: str, values: Buffer) -> None:
-        self._arrays[name][: len(values)] = values
 
 
 def _delays(program: Program, delays: Mapping[str, float]) -> dict[str, float]:

@@ -19,6 +19,7 @@ from engine.program.ops import Op, Program
 from engine.program.passes import apply
 from engine.program.placement import PARTS, part_of, placement
 from engine.program.schedule import Edge, Schedule, derive
+from engine.program.shapes import buffer_shapes
 from engine.runtime.async_ import AsyncExecutor
 from engine.runtime.queues import ExecutorStuck
 from engine.runtime.state import State
@@ -148,6 +149,60 @@ def test_ops_of_different_parts_overlap(package: Package) -> None:
         inputs = {"tokens": TOKENS[:3], "rows": np.zeros(1, np.int64)}
         wanted = SyncExecutor(program, inner).run(dict(inputs))
         assert np.array_equal(executor.run(dict(inputs)), wanted)
+
+
+def test_buffers_share_memory_and_the_derived_edges_guard_it(package: Package) -> None:
+    program = program_of(package, fused=False)
+    executor = AsyncExecutor(program, Decoder(package).unit)
+    shapes = buffer_shapes(program, package.tensors)
+    used = max(stop for _, stop in executor.memory.values())
+    assert used < sum(shape.width * 4 for shape in shapes.values()) / 2
+    assert check(program, executor.schedule, executor.memory) == []
+    apart = derive(program)
+    unguarded = check(program, apart, executor.memory)
+    assert unguarded and all(finding.hazard in ("WAR", "WAW") for finding in unguarded)
+    assert all(finding.shared_with for finding in unguarded)
+
+
+def test_memory_that_is_used_again_too_early_gives_other_numbers(package: Package) -> None:
+    """A product waits behind another in its queue while what it will read is written over."""
+    program = Program(
+        (
+            Op("embed", "embed", ("tokens",), ("embed",), ("embed",)),
+            Op("a", "linear", ("embed",), ("a",), ("L00.ffn.up",)),
+            Op("norm", "rmsnorm", ("embed",), ("norm",), ("L00.attn.norm",)),
+            Op("b", "linear", ("norm",), ("b",), ("L00.ffn.gate",)),
+            Op("norm2", "rmsnorm", ("embed",), ("norm2",), ("L01.ffn.norm",)),
+            Op("c", "linear", ("norm2",), ("c",), ("L00.ffn.up",)),
+            Op("ab", "add", ("a", "b"), ("ab",)),
+            Op("out", "add", ("ab", "c"), ("out",)),
+        ),
+        ("tokens", "rows"),
+        "out",
+        (),
+    )
+    memory = {"norm": (0, 256), "norm2": (128, 384)}
+    unit = Decoder(package).unit
+    wanted = SyncExecutor(program, unit).run({"tokens": TOKENS, "rows": TOKENS[:1] * 0})
+    careless, guarded = derive(program), derive(program, memory=memory)
+    assert guarded.edges - careless.edges == {Edge("b", "norm2")}
+    assert [str(finding.missing) for finding in check(program, careless, memory)] == ["b → norm2"]
+    for schedule, right in ((careless, False), (guarded, True)):
+        with AsyncExecutor(
+            program, unit, schedule=schedule, memory=memory, delays={"a": 0.05}
+        ) as executor:
+            found = executor.run({"tokens": TOKENS, "rows": TOKENS[:1] * 0})
+        assert np.isfinite(found).all() and np.array_equal(found, wanted) == right
+
+
+def test_memory_that_loses_a_buffer_in_any_order_is_refused(package: Package) -> None:
+    program = program_of(package, fused=False)
+    lost = {"L00.attn.q": (0, 256), "L00.attn.k": (128, 256)}
+    with pytest.raises(
+        ValueError,
+        match=r"memory: L00.attn.k writes where L00.attn.q lies, which L00.attn.rope still reads",
+    ):
+        AsyncExecutor(program, Decoder(package).unit, memory=lost)
 
 
 def raced(package: Package) -> tuple[Program, Schedule, Edge]:
