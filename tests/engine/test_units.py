@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from engine.decode import Decoder, NonFinite
+from engine.options import EngineOptions
 from engine.package import Package
 from engine.runtime.trace import Taps
 from engine.units import load_unit, unit_names
@@ -29,9 +30,10 @@ def test_a_unit_agrees_with_the_float64_reference_in_every_op(
     package = package_in(kind)
     exact, taps = Decoder(package, unit="reference", dtype=np.float64), Taps()
     exact.advance(TOKENS, taps=taps, all_logits=True)
-    batch, batch_taps = Decoder(package, unit=unit), Taps()
+    options = EngineOptions(unit=unit)  # op by op, with floats throughout
+    batch, batch_taps = Decoder(package, options=options), Taps()
     batch.advance(TOKENS, taps=batch_taps, all_logits=True)
-    steps, step_taps = Decoder(package, unit=unit), Taps()
+    steps, step_taps = Decoder(package, options=options), Taps()
     for token in TOKENS:
         steps.advance(np.array([token]), taps=step_taps)
     for op in exact.program.ops:
@@ -42,7 +44,7 @@ def test_a_unit_agrees_with_the_float64_reference_in_every_op(
 
 
 def test_an_unknown_unit_lists_the_known(package_in: Callable[[str], Package]) -> None:
-    with pytest.raises(ValueError, match=r"'npu' is not known; known: packed, reference"):
+    with pytest.raises(ValueError, match=r"'npu' is not known; known: native, packed, reference"):
         load_unit("npu", package_in("F32"))
 
 
