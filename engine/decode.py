@@ -49,18 +49,18 @@ def program_of(
     return program
 
 
-def cache_of(package: Package, options: EngineOptions, context: int, sequences: int = 1) -> KVCache:
-    """An empty KV cache as these options want it, for `sequences` of `context` positions."""
-    hp = package.hyperparameters
-    return KVCache(
-        hp.layers,
-        context,
-        hp.kv_heads,
-        hp.head_dim,
-        scheme=options.kv,
-        layout=options.kv_layout,
-        sequences=sequences,
-    )
+def unit_of(
+    package: Package, options: EngineOptions, *, context: int | None = None, **more: Any
+) -> Unit:
+    """The unit that these options name. Threads, kernels and huge pages are the native one's."""
+    if options.unit == "native":
+        native = {
+            "threads": options.threads or 1,
+            "kernels": options.kernels,
+            "huge_pages": options.huge_pages,
+        }
+        more = {**native, **more}
+    return load_unit(options.unit, package, context=context, **more)
 
 
 class Decoder:
@@ -71,7 +71,7 @@ class Decoder:
     `keep` tokens (engine.runtime.ring). `sequences` are the regions of its cache, of which it uses
     the first itself (engine.batching uses all), and `buckets` how much longer than its shortest the
     longest may be that attention computes together. `unit_options` go to the unit, such as
-    `dtype=np.float64` for the reference.
+    `dtype=np.float64` for the reference; `with_unit` is one that is loaded already.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Decoder:
         sequences: int = 1,
         buckets: float | None = None,
         trace: Trace | None = None,
+        with_unit: Unit | None = None,
         **unit_options: Any,
     ) -> None:
         hp = package.hyperparameters
@@ -94,9 +95,7 @@ class Decoder:
         self.context = hp.context if context is None else context
         if not 1 <= self.context <= hp.context:
             raise ValueError(f"context is {self.context}, expected 1 to the model's {hp.context}")
-        self.unit = load_unit(
-            options.unit, package, context=self.context, **_unit_options(options), **unit_options
-        )
+        self.unit = with_unit or unit_of(package, options, context=self.context, **unit_options)
         self.places = Places(self.context, options.keep)
         self.program = program_of(package, options, buckets=buckets)
         self.cache = KVCache(
@@ -214,17 +213,6 @@ class Decoder:
         """Begin anew: an empty cache, and steps counted from 0."""
         self.position = 0
         self.executor.step = 0
-
-
-def _unit_options(options: EngineOptions) -> dict[str, Any]:
-    """What the unit itself is told: threads and kernels are the native one's alone."""
-    if options.unit != "native":
-        return {}
-    return {
-        "threads": options.threads or 1,
-        "kernels": options.kernels,
-        "huge_pages": options.huge_pages,
-    }
 
 
 def _executor(

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
+from engine.options import EngineOptions
 from engine.records import RunSpec
 
 if TYPE_CHECKING:
     from engine.decode import Decoder
     from engine.package import Package
+    from engine.units import Unit
 
 Emit = Callable[[str, Mapping[str, Any]], None]
 
@@ -35,7 +37,9 @@ class JobContext:
     attempt: int
     run_started_ns: int
     sink: Emit
+    options: EngineOptions = dataclasses.field(default_factory=EngineOptions)
     _inputs: dict[str, Any] | None = None
+    _unit: Unit | None = None
 
     def emit(self, kind: str, data: Mapping[str, Any]) -> None:
         """Send one event; numbers that JSON cannot hold (NaN, infinities) become null."""
@@ -85,13 +89,33 @@ class JobContext:
             )
         return value
 
-    def decoder(self, context: int | None = None) -> Decoder:
-        """A decoder of the spec's package and unit. Raises JobError when there is no package."""
-        from engine.decode import Decoder
+    def unit(self) -> Unit:
+        """The spec's unit, made once. Raises JobError when there is no package."""
+        from engine.decode import unit_of
 
+        if self._unit is None:
+            self._unit = unit_of(self._package(), self.options)
+        return self._unit
+
+    def decoder(self, context: int | None = None, **changes: Any) -> Decoder:
+        """A decoder of the spec's package and engine options, `changes` of them made.
+
+        Raises JobError when there is no package, OverBudget before any weight is read when the
+        model does not fit this board.
+        """
+        from engine.decode import Decoder
+        from engine.measure.memory import require_fits
+
+        options = dataclasses.replace(self.options, **changes)
+        most = self._package().hyperparameters.context
+        require_fits(self._package(), options, most if context is None else context)
+        unit = self.unit() if options == self.options else None
+        return Decoder(self._package(), options=options, context=context, with_unit=unit)
+
+    def _package(self) -> Package:
         if self.package is None:
             raise JobError(f"job {self.spec.job}: the spec names no package")
-        return Decoder(self.package, unit=self.spec.unit, context=context)
+        return self.package
 
     @property
     def elapsed_s(self) -> float:

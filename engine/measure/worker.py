@@ -7,6 +7,7 @@ the standard library may be imported at the top of this module.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import faulthandler
 import importlib
 import json
@@ -87,7 +88,9 @@ def set_threads(spec: RunSpec) -> int:
         if wanted:
             os.sched_setaffinity(0, wanted)
             allowed = wanted
-    threads = max(1, min(spec.threads or DEFAULT_THREADS, len(allowed)))
+    # The native unit's team yields its CPUs while it waits, so it may have all that are allowed.
+    unasked = len(allowed) if spec.unit == "native" else DEFAULT_THREADS
+    threads = max(1, min(spec.threads or unasked, len(allowed)))
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(threads)
     return threads
@@ -110,7 +113,6 @@ def run(
     import psutil
 
     from engine.measure.context import JobContext, JobError, plain
-    from engine.units import load_unit
 
     if not _JOB_NAME.fullmatch(spec.job):
         raise JobError(f"job {spec.job!r}: expected a module name of engine.measure")
@@ -130,7 +132,8 @@ def run(
         from engine.package import Package
 
         package = Package.open(spec.package)
-    context = JobContext(spec, package, spool, attempt, started_ns, emit)
+    options = dataclasses.replace(spec.engine, threads=threads)
+    context = JobContext(spec, package, spool, attempt, started_ns, emit, options)
     ready: dict[str, Any] = {
         "attempt": attempt,
         "job": spec.job,
@@ -146,11 +149,14 @@ def run(
             "psutil": psutil.__version__,
         },
         "unit": spec.unit,
+        "engine": options.to_mapping(),
     }
     if package is not None:
-        unit = load_unit(spec.unit, package, context=package.hyperparameters.context)
+        unit = context.unit()
         ready["unit"] = unit.name  # a planted fault is part of it
         ready["kernels"] = kernels(unit)
+        ready["native"] = native(unit)
+        ready["layout"] = package.layout
         ready["scheme"] = package.scheme
         ready["model"] = package.name
         ready["weight_bytes"] = package.weight_bytes
@@ -164,10 +170,25 @@ def run(
 
 def kernels(unit: Unit) -> Mapping[str, str]:
     """Which kernel runs each kind of op, as the unit says; numpy and its BLAS when it does not."""
-    named = getattr(unit, "kernels", None)
+    named = getattr(getattr(unit, "unit", unit), "kernels", None)
     if isinstance(named, Mapping):
         return {str(kind): str(kernel) for kind, kernel in named.items()}
     return {"all": f"numpy ({blas_name()})"}
+
+
+def native(unit: Unit) -> Mapping[str, Any] | None:
+    """Of the native unit: which kernels were chosen and why, and what all allowed cores can do."""
+    inner = getattr(unit, "unit", unit)  # of the faulty one
+    choice, library = getattr(inner, "choice", None), getattr(inner, "library", None)
+    if choice is None or library is None:
+        return None
+    return {
+        "isa": choice.name,
+        "reason": choice.reason,
+        "missing": list(choice.missing),
+        "features": list(library.features.common),
+        "library": library.path.parent.name,
+    }
 
 
 def blas_name() -> str:
