@@ -40,6 +40,13 @@ tests: $(READY) ## the tests alone; PYTEST_ARGS="-k lease" narrows them
 device: $(READY) ## the four bring-up stages as tests, on the boards of devices.yaml
 	$(BIN)/pytest -m device $(PYTEST_ARGS)
 
+BENCH ?=
+BENCH_ARGS ?=
+
+.PHONY: bench
+bench: $(READY) ## speed as ratios (llama.cpp, bandwidth, on/off); BENCH="prefill trace"
+	@$(BIN)/python -m tests.bench $(BENCH) $(BENCH_ARGS)
+
 .PHONY: lint
 lint: $(READY) ## ruff: rules and formatting
 	$(BIN)/ruff check .
