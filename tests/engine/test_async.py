@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.decode import Decoder, NonFinite
+from engine.native.library import NativeUnavailable
+from engine.options import EngineOptions
 from engine.package import Package
 from engine.program.happens_before import check
 from engine.program.ops import Op, Program
-from engine.program.passes import apply
+from engine.program.passes import apply, int8_activations
 from engine.program.placement import PARTS, part_of, placement
 from engine.program.schedule import Edge, Schedule, derive
 from engine.program.shapes import buffer_shapes
@@ -28,7 +31,6 @@ from engine.runtime.trace import Taps, Trace
 from engine.units import unit_names
 
 TOKENS = np.array([5, 90, 17, 17, 230, 64, 3])
-NUMPY_UNITS = [name for name in unit_names() if name in ("packed", "reference")]
 
 
 @pytest.fixture(autouse=True)
@@ -63,10 +65,17 @@ def program_of(package: Package, *, fused: bool) -> Program:
 
 
 def pair(
-    package: Package, program: Program, unit: str = "packed", **options: Any
-) -> tuple[Decoder, Decoder]:
+    package: Package,
+    program: Program,
+    unit: str = "packed",
+    kv: Mapping[str, str] = MappingProxyType({}),
+    **options: Any,
+) -> list[Decoder]:
     """The same program under the sync and the async executor."""
-    decoders = Decoder(package, unit=unit), Decoder(package, unit=unit)
+    try:
+        decoders = [Decoder(package, options=EngineOptions(unit=unit, **kv)) for _ in range(2)]
+    except NativeUnavailable as error:
+        pytest.skip(f"needs a C compiler: {error}")
     executors = (
         SyncExecutor(program, decoders[0].unit),
         AsyncExecutor(program, decoders[1].unit, **options),
@@ -82,12 +91,14 @@ def same(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
 
 @pytest.mark.parametrize("async_ops", ["all", "none"])
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("unit", NUMPY_UNITS)
+@pytest.mark.parametrize("kv", [("f32", "numpy"), ("f16", "sd"), ("int8", "ds")], ids="-".join)
+@pytest.mark.parametrize("unit", unit_names())
 def test_async_gives_the_bits_of_sync(
-    unit: str, fused: bool, async_ops: str, package: Package
+    unit: str, kv: tuple[str, str], fused: bool, async_ops: str, package: Package
 ) -> None:
-    program = program_of(package, fused=fused)
-    plain, overlapped = pair(package, program, unit, async_ops=async_ops)
+    program = int8_activations(program_of(package, fused=fused), package)
+    caches = {"kv": kv[0], "kv_layout": kv[1]}
+    plain, overlapped = pair(package, program, unit, caches, async_ops=async_ops)
     wanted, found = Taps(), Taps()
     with overlapped.executor:  # type: ignore[attr-defined]
         assert same(decode(plain, wanted), decode(overlapped, found))
