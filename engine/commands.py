@@ -12,15 +12,39 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.options import ACTIVATIONS, EXECUTORS, KV_LAYOUTS, KV_SCHEMES, EngineOptions
+
 # numpy is imported inside functions: its thread count is fixed when it is loaded.
 
 EXAMPLES = """examples:
   engine generate SmolLM2-135M-Instruct.Q4_1.gguf -p "What is a KV cache?"
   engine generate model.gguf -p "Once upon a time" --raw --temperature 0.8 --top-p 0.95 --seed 7
   engine generate model.pkg -p "Name three boards." --json
+  engine generate model.gguf -p "Go on." --unit packed --executor sync --kv f32
+  engine generate model.gguf -p "Go on." --kv int8 --keep 4 --threads 2
 
 A model that is no package is packed on first use; packages are kept in $HARNESS_CACHE, or in
 ~/.cache/decode-engine.
+"""
+
+
+PACK_HELP = """schemes, with --scheme:
+  w4-32 (or w4), w4-64, w4-128, w4-row   4 bits, one scale for that many inputs
+  w8-row (or w8), w8-32, w8-64, w8-128   8 bits
+  w4-128a, ...                           asymmetric: with a minimum beside each scale
+A shape that is no multiple of the group gets the next narrower one, one that is no multiple of 32
+becomes f16, and a note says so. Norms and biases stay floats.
+
+With a w4 scheme the embedding and the output matrix are kept in w8-32, unless --keep names other
+tensors of the package (L00.attn.q, L00.ffn.down, head.logits, ...); PATTERN=source leaves them as
+they are in the model's file.
+
+examples:
+  engine pack SmolLM2-135M-Instruct.Q4_1.gguf smollm2.pkg
+  engine pack SmolLM2-135M-Instruct.Q4_1.gguf smollm2.pkg --layout interleaved
+  engine pack Llama-3.2-1B/ llama.pkg --layout interleaved --scheme w4-128
+  engine pack model.gguf model.pkg --scheme w4-64a --keep 'L*.attn.[qkv]=w8' --keep head.logits \\
+      --keep embed
 """
 
 
@@ -77,25 +101,99 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--repetition-penalty", type=float, default=1.0, help="1 off")
     generate.add_argument("--seed", type=int, default=0, help="of the random stream (0)")
     generate.add_argument("--context", type=int, help="positions at most (the model's own)")
-    generate.add_argument("--threads", type=int, help="threads of the matrix products")
-    generate.add_argument("--unit", default="packed", help="what executes the ops (packed)")
+    _add_engine(generate)
     generate.add_argument("--json", action="store_true", help="one JSON object instead of text")
     generate.set_defaults(run=_generate)
     pack = commands.add_parser(
         "pack",
         help="make the one-file package that boards map",
-        description="Make the one-file package that boards map read-only. Block types that our "
-        "layouts hold are moved without loss; what else changes is printed.",
-        epilog="example:\n  engine pack SmolLM2-135M-Instruct.Q4_1.gguf smollm2.pkg\n",
+        description="Make the one-file package that boards map read-only. Without --scheme, GGUF's "
+        "Q4, Q5, Q8 and K-quant blocks and 16- and 32-bit floats are moved without loss; what else "
+        "changes is printed. With it, matrices are quantised, and the error is measured.",
+        epilog=PACK_HELP,
         formatter_class=shape,
     )
     pack.add_argument("model", type=Path, help="GGUF, safetensors file or folder")
     pack.add_argument("package", type=Path, help="the file to write")
     pack.add_argument("--name", help="the model's name in results (default: the file's)")
+    pack.add_argument(
+        "--layout",
+        default="blocked",
+        choices=("row", "blocked", "interleaved"),
+        help="how quantised weights lie: interleaved for the native kernels, blocked (default) for "
+        "numpy, row to compare with",
+    )
+    pack.add_argument("--scheme", help="quantise to w4-32, w4-128, w8, ... (default: as they are)")
+    pack.add_argument(
+        "--keep",
+        action="append",
+        metavar="PATTERN[=SCHEME]",
+        help="tensors that get another scheme than --scheme; may be repeated, the first that "
+        "matches counts; `none` keeps nothing",
+    )
+    pack.add_argument(
+        "--strict",
+        action="store_true",
+        help="refuse a tensor whose inputs are no multiple of the group, rather than narrow it",
+    )
     pack.add_argument("--force", action="store_true", help="replace a file that is no package")
     pack.add_argument("--json", action="store_true", help="the result as JSON")
     pack.set_defaults(run=_pack)
     return parser
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    """How the model runs. What is left out is the unit's own default."""
+    group = parser.add_argument_group("how it runs")
+    group.add_argument("--threads", type=int, help="threads of one op (native: all CPUs)")
+    group.add_argument(
+        "--unit", help="native, packed or reference (native where there is a library, else packed)"
+    )
+    group.add_argument("--executor", choices=EXECUTORS, help="native: compiled; others: sync")
+    group.add_argument("--activations", choices=ACTIVATIONS, help="into quantised weights")
+    group.add_argument("--kv", choices=KV_SCHEMES, help="precision of the KV cache")
+    group.add_argument("--kv-layout", choices=KV_LAYOUTS, help="how keys and values lie")
+    group.add_argument("--kernels", metavar="ISA", help="native: generic, avx2, dotprod, …")
+    group.add_argument("--huge-pages", action="store_true", default=None, help="for the weights")
+    group.add_argument(
+        "--keep", type=int, metavar="N", help="a full context goes on as a ring behind N tokens"
+    )
+    group.add_argument(
+        "--pass-off", action="append", metavar="PASS", help="switch a fusion pass off (repeat)"
+    )
+
+
+def _engine_options(options: argparse.Namespace) -> EngineOptions:
+    """What the arguments say over the unit's defaults. Without a unit the native one is taken, or
+    packed where this machine has no native library."""
+    unit = options.unit
+    if unit is None:
+        from engine.native.library import NativeUnavailable, load
+
+        try:
+            load()
+            unit = "native"
+        except NativeUnavailable as error:
+            print(f"engine: running with numpy: {error}", file=sys.stderr)
+            unit = "packed"
+    threads = options.threads
+    if threads is None and unit == "native":
+        threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    named = {
+        "unit": unit,
+        "executor": options.executor,
+        "activations": options.activations,
+        "kv": options.kv,
+        "kv_layout": options.kv_layout,
+        "threads": threads,
+        "kernels": options.kernels,
+        "huge_pages": options.huge_pages,
+        "keep": options.keep,
+        "passes_off": options.pass_off,
+    }
+    if options.kv not in (None, "f32") and options.kv_layout is None and unit != "native":
+        named["kv_layout"] = "sd"  # plain arrays hold f32 alone
+    return EngineOptions.from_mapping({k: v for k, v in named.items() if v is not None})
 
 
 def _progress(label: str) -> Callable[[int, int], None]:
@@ -119,7 +217,16 @@ def _pack(options: argparse.Namespace) -> int:
     try:
         name = options.name or options.model.stem
         progress = _progress(f"packing {name}")
-        info = build_package(checkpoint, options.package, name=name, progress=progress)
+        info = build_package(
+            checkpoint,
+            options.package,
+            name=name,
+            layout=options.layout,
+            scheme=options.scheme,
+            keep=[] if options.keep == ["none"] else options.keep,
+            strict=options.strict,
+            progress=progress,
+        )
     finally:
         checkpoint.close()
     if options.json:
@@ -128,12 +235,15 @@ def _pack(options: argparse.Namespace) -> int:
             "sha256": info.sha256,
             "bytes": info.bytes,
             "scheme": info.scheme,
+            "layout": options.layout,
             "notes": info.notes,
+            "relative_errors": info.errors,
             "hyperparameters": info.hyperparameters.to_json(),
         }
         print(json.dumps(fields, indent=1))
     else:
-        print(f"{info.path}: {info.bytes / 1e6:.1f} MB, {info.scheme}, sha256 {info.sha256}")
+        size = f"{info.bytes / 1e6:.1f} MB"
+        print(f"{info.path}: {size}, {info.scheme}, {options.layout}, sha256 {info.sha256}")
         for note in info.notes:
             print(f"note: {note}", file=sys.stderr)
     return 0
@@ -152,11 +262,12 @@ def _check_target(model: Path, target: Path, force: bool) -> None:
     if not target.is_file():
         raise ValueError(f"{target}: is no regular file; name a file for the package")
     with target.open("rb") as file:
-        if file.read(len(MAGIC)) != MAGIC and not force:
+        found = file.read(len(MAGIC))
+        if found[:-1] != MAGIC[:-1] and not force:  # a package of another version may go
             raise ValueError(f"{target}: exists and is no package; --force replaces it")
 
 
-def _package_of(model: Path) -> Path:
+def _package_of(model: Path, layout: str) -> Path:
     """`model` if it is a package, else its package from the user's cache, made on first use.
 
     The key holds the file's identity (path, size, time), not its content: hashing gigabytes at
@@ -173,11 +284,13 @@ def _package_of(model: Path) -> Path:
     try:
         files = sorted(model.iterdir()) if model.is_dir() else [model]
         identity = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
-        key = hashlib.sha256(json.dumps([MAGIC.decode(), identity]).encode()).hexdigest()[:24]
+        named = json.dumps([MAGIC.decode(), layout, identity])
+        key = hashlib.sha256(named.encode()).hexdigest()[:24]
         path = _cache_folder() / f"{model.stem}-{key}.pkg"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            build_package(checkpoint, path, name=model.stem, progress=_progress("packing"))
+            progress = _progress("packing")
+            build_package(checkpoint, path, name=model.stem, layout=layout, progress=progress)
         return path
     finally:
         checkpoint.close()
@@ -200,6 +313,7 @@ def _stdin_text() -> str:
 
 def _generate(options: argparse.Namespace) -> int:
     from engine.decode import Decoder, generate
+    from engine.measure.memory import require_fits
     from engine.package import Package
     from engine.sampling import Sampling
     from engine.tokenizer import Tokenizer
@@ -215,7 +329,9 @@ def _generate(options: argparse.Namespace) -> int:
     text = _stdin_text() if options.prompt == "-" else options.prompt
     if options.max_new < 1:
         raise ValueError(f"--max-new is {options.max_new}, expected at least 1")
-    with Package.open(_package_of(options.model)) as package:
+    engine = _engine_options(options)
+    layout = "interleaved" if engine.unit == "native" else "blocked"
+    with Package.open(_package_of(options.model, layout)) as package:
         if package.tokenizer is None:
             raise ValueError(
                 f"{options.model}: the file carries no tokenizer, so text needs another"
@@ -237,7 +353,9 @@ def _generate(options: argparse.Namespace) -> int:
                     "the prompt is empty and the model has no BOS token; give a prompt"
                 )
             prompt = [tokenizer.bos_id]
-        decoder = Decoder(package, unit=options.unit, context=options.context)
+        context = options.context or package.hyperparameters.context
+        require_fits(package, engine, context)
+        decoder = Decoder(package, options=engine, context=context)
         run = generate(
             decoder,
             prompt,
@@ -264,6 +382,8 @@ def _generate(options: argparse.Namespace) -> int:
             "tpot_s": result.tpot_s,
             "itl_ms": {f"p{p}": result.itl_ms(p) for p in (50, 95, 99)},
             "unit": decoder.unit.name,
+            "engine": engine.to_mapping(),
+            "kernels": dict(getattr(decoder.unit, "kernels", {})),
             "peak_rss_mb": _peak_rss_mb(),
         }
         print(json.dumps(fields))
@@ -271,9 +391,13 @@ def _generate(options: argparse.Namespace) -> int:
     print(pieces[-1])
     speed = "" if tokens_per_s is None else f", {tokens_per_s:.1f} tokens/s after it"
     counts = f"{result.prompt_tokens} + {len(result.tokens)} tokens, finish {result.finish}"
+    run_by = decoder.unit.name
+    kernels = getattr(decoder.unit, "kernels", None)
+    if kernels:
+        run_by += f" ({kernels['all']}, {engine.threads} threads)"
     times = f"first token after {result.ttft_s:.2f} s{speed}"
     memory = f"peak memory {_peak_rss_mb():.0f} MB"
-    print(f"[{counts}; {times}; {memory}]", file=sys.stderr)
+    print(f"[{counts}; {times}; {memory}; {run_by}]", file=sys.stderr)
     return 0
 
 
