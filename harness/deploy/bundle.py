@@ -1,4 +1,5 @@
-"""What a board needs to run the engine: its sources and, unpacked on the host, its wheels.
+"""What a board needs to run the engine: its sources, its native library and its wheels, unpacked
+on the host.
 
 Each part is one tar file named by its hash. The same sources give the same bytes on every host, so
 a board that holds a part need not be sent it again. A board needs a Python, but no pip, no network.
@@ -22,19 +23,22 @@ from typing import TYPE_CHECKING, Literal
 from packaging.requirements import Requirement
 
 import engine
+from engine.native.compilers import BuildError
 from harness.boards.facts import OLDEST_PYTHON
 from harness.deploy.cache import atomic_file, locked, sha256_file
+from harness.deploy.native import NativeBuild, native_build
 from harness.deploy.registry import NoSuchWheel, download_deadline, download_wheel
 from harness.errors import BoardError, HarnessError
 from harness.paths import cache_dir
 
 if TYPE_CHECKING:
     from harness.boards.facts import Facts, PythonFacts
+    from harness.inventory.schema import Toolchain
 
 BOARD_WHEELS = ("numpy", "psutil")
 LOCK_FILE = Path(__file__).with_name("wheels.lock")
 WHEEL_BYTES_LIMIT = 1 << 30  # unpacked; a larger one is not a wheel of ours
-KEPT_ENGINES = 20  # tars of earlier sources in the cache of the host
+KEPT_PARTS = 20  # tars of earlier sources in the cache of the host, of each kind
 RECIPE = "2"  # raise it when the tar of a wheel is made differently
 # Left out of the tars: a board neither type-checks nor compiles nor tests them.
 _LEFT_OUT_FOLDERS = ("tests", "include", "__pycache__")
@@ -45,8 +49,8 @@ _LEFT_OUT_SUFFIXES = (".pyi", ".pyc", ".a", ".h", ".pxd")
 class Part:
     """One tar file to be unpacked on a board. `sha256` and `bytes` are the file's."""
 
-    name: str  # "engine", "numpy 2.4.6"
-    kind: Literal["engine", "wheel"]
+    name: str  # "engine", "numpy 2.4.6", "native aarch64-linux-gnu.2.31"
+    kind: Literal["engine", "wheel", "native"]
     path: Path
     sha256: str
     bytes: int
@@ -55,27 +59,50 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Bundle:
-    """The parts for one kind of board, engine first; `hash` names their whole content."""
+    """The parts for one kind of board, engine first; `hash` names their whole content.
+
+    `native` is the library in it. Without one `why_not_native` is a sentence that says why.
+    """
 
     parts: tuple[Part, ...]
     hash: str
+    native: NativeBuild | None = None
+    why_not_native: str | None = "no native code was asked for"
 
     @property
     def engine_hash(self) -> str:
         """Of the engine's sources alone: the same on boards of every kind."""
         return self.parts[0].sha256
 
+    def environment(self, root: str) -> dict[str, str]:
+        """What the engine needs in its environment, with the parts unpacked below `root`."""
+        folders = [f"{root}/parts/{part.sha256}" for part in self.parts]
+        found = {"PYTHONPATH": ":".join(folders)}
+        if self.native is not None:
+            at = next(at for at, part in enumerate(self.parts) if part.kind == "native")
+            found.update(self.native.environment(folders[at]))
+        return found
+
 
 def build_bundle(
-    facts: Facts, board: str = "", *, check: Callable[[], None] | None = None
+    facts: Facts,
+    board: str = "",
+    *,
+    native: bool = False,
+    toolchain: Toolchain | None = None,
+    sanitize: str | None = None,
+    check: Callable[[], None] | None = None,
 ) -> Bundle:
     """The parts for a board of these facts, built or from the cache; `board` names it in errors.
 
-    `check` is called now and then during downloads and waits; what it raises ends them.
+    With `native` the native library is among them where it can be built: by `toolchain`, else by
+    zig. `sanitize`, "address", "thread" or "undefined", asks for a build that finds such faults.
+    `check` is called now and then during downloads, builds and waits; what it raises ends them.
 
     Raises BoardError "no-python" when the board has no Python that the engine can use, and "deploy"
-    when the locked version of a library has no wheel for it; HarnessError when the registry is out
-    of reach.
+    when the locked version of a library has no wheel for it, or when the native library is not what
+    the board can load, or cannot be built by what the user named; HarnessError when the registry is
+    out of reach.
     """
     board = board or facts.machine
     python = usable_python(facts, board)
@@ -92,8 +119,13 @@ def build_bundle(
                 remedy="name a newer Python of the board in devices.yaml (`python:`), or lock a "
                 f"version of {name} that supports this one",
             ) from error
+    made, why_not = None, Bundle.why_not_native
+    if native:
+        made, why_not = _native_build(facts, board, toolchain, sanitize, check)
+    if made is not None:
+        parts.append(_native_part(made))
     digest = hashlib.sha256("\n".join(part.sha256 for part in parts).encode()).hexdigest()
-    return Bundle(tuple(parts), digest)
+    return Bundle(tuple(parts), digest, made, why_not)
 
 
 def usable_python(facts: Facts, board: str) -> PythonFacts:
@@ -145,15 +177,58 @@ def plain_tar(files: Iterable[tuple[str, bytes]]) -> bytes:
 def _engine_part() -> Part:
     """The engine of this checkout. Not compressed: its hash is that of the sources themselves."""
     data = plain_tar(engine_files(Path(engine.__file__).parent))
+    return _kept("engine", "engine", "tar", data, len(data))
+
+
+def _kept(
+    name: str, kind: Literal["engine", "native"], suffix: str, data: bytes, unpacked: int
+) -> Part:
+    """A part in the host's cache, without the oldest of its kind."""
     digest = hashlib.sha256(data).hexdigest()
-    path = cache_dir("bundles") / f"engine-{digest}.tar"
+    path = cache_dir("bundles") / f"{kind}-{digest}.{suffix}"
     if not path.is_file() or path.stat().st_size != len(data):
         with atomic_file(path) as file:
             file.write(data)
-        made = sorted(path.parent.glob("engine-*.tar"), key=lambda item: item.stat().st_mtime_ns)
-        for old in made[:-KEPT_ENGINES]:
+        made = sorted(path.parent.glob(f"{kind}-*"), key=lambda item: item.stat().st_mtime_ns)
+        for old in made[:-KEPT_PARTS]:
             old.unlink(missing_ok=True)
-    return Part("engine", "engine", path, digest, len(data), len(data))
+    return Part(name, kind, path, digest, len(data), unpacked)
+
+
+# --- the native library --------------------------------------------------------------------------
+
+
+def _native_build(
+    facts: Facts,
+    board: str,
+    toolchain: Toolchain | None,
+    sanitize: str | None,
+    check: Callable[[], None] | None,
+) -> tuple[NativeBuild | None, str | None]:
+    """The library, or why there is none. What the user named must work: then it is an error."""
+    try:
+        made = native_build(facts, board, toolchain, sanitize=sanitize, check=check)
+    except BuildError as error:
+        if toolchain is None and sanitize is None:
+            return None, str(error)
+        raise BoardError(
+            board,
+            "deploy",
+            error.found,
+            expected=error.expected,
+            remedy=error.remedy or "correct toolchain in devices.yaml, or leave it out",
+        ) from error
+    return made, None
+
+
+def _native_part(made: NativeBuild) -> Part:
+    """The library and what it needs beside it. Named by the hash of its content."""
+    data = plain_tar(made.files())
+    packed = io.BytesIO()
+    with gzip.GzipFile("", "wb", 6, packed, mtime=0) as file:
+        file.write(data)
+    name = f"native {made.target}" + (f" {made.sanitize}" if made.sanitize else "")
+    return _kept(name, "native", "tar.gz", packed.getvalue(), len(data))
 
 
 # --- wheels --------------------------------------------------------------------------------------

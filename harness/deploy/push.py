@@ -25,6 +25,7 @@ CLEAN_S = 20.0
 PYTHON_FLAGS = ("-S", "-s")  # nothing that is installed on the board is imported
 # What an import proves: the libraries load on this libc and this core.
 SMOKE = "import engine, numpy, psutil; numpy.ones((4, 4), 'f4') @ numpy.ones((4, 4), 'f4')"
+SMOKE_NATIVE = "; from engine.native.library import load; load()"
 _ON_BOARD = Path(__file__).with_name("on_board.py")
 
 
@@ -78,14 +79,14 @@ def deploy(
     items = _items(bundle, files)
     parts = [item for item in items if item.kind == "parts"]
     first = _place(session, python, facts, bundle, items, deadline, on_progress)
-    trouble = _why_not_loading(session, first, deadline)
+    trouble = _why_not_loading(session, first, bundle, deadline)
     if trouble is None:
         return first
     _give_up(session, first, parts, trouble)
     if all(item.name in first.sent_parts for item in parts):
         raise trouble
     second = _place(session, python, facts, bundle, items, deadline, on_progress)
-    trouble = _why_not_loading(session, second, deadline)
+    trouble = _why_not_loading(session, second, bundle, deadline)
     if trouble is not None:
         _give_up(session, second, parts, trouble)
         raise trouble
@@ -109,11 +110,10 @@ def _place(
     survey = _choose_folder(session, python, facts, items, deadline)
     root, have = str(survey["root"]), set(survey["have"])
     missing = [item for item in items if item.sha256 not in have]
-    environment = {"PYTHONPATH": ":".join(f"{root}/parts/{part.sha256}" for part in bundle.parts)}
     deployment = Deployment(
         root=root,
         python=python,
-        environment=environment,
+        environment=bundle.environment(root),
         paths={item.sha256: item.target(root) for item in items if item.kind == "blobs"},
         sent_bytes=sum(item.bytes for item in missing),
         sent_parts=tuple(item.name for item in missing),
@@ -260,11 +260,12 @@ def _install(
 
 
 def _why_not_loading(
-    session: BoardSession, deployment: Deployment, deadline: Deadline
+    session: BoardSession, deployment: Deployment, bundle: Bundle, deadline: Deadline
 ) -> BoardError | None:
     """None when the engine's libraries load on the board. Every deployment asks: it takes Python
     and numpy to start, and a disk that lost data is found before a run fails by it."""
-    command = ["env", *_assignments(deployment.environment), *deployment.python, "-c", SMOKE]
+    smoke = SMOKE + (SMOKE_NATIVE if bundle.native is not None else "")
+    command = ["env", *_assignments(deployment.environment), *deployment.python, "-c", smoke]
     # Python imports first from the folder it is started in: not from the user's home.
     script = f"cd {shlex.quote(deployment.root)} && exec {shlex.join(command)}"
     result = session.run(script, deadline=deadline)

@@ -282,11 +282,13 @@ def test_noise_and_a_board_without_sftp_change_nothing(
 def test_the_real_bundle_runs_the_real_engine(target: MakeTarget, tmp_path: Path) -> None:
     board = target()
     try:
-        bundle = build_bundle(board.facts, board.board.name)
+        bundle = build_bundle(board.facts, board.board.name, native=True)
     except HarnessError as error:
         if isinstance(error, BoardError):
             raise
         pytest.skip(f"needs a package registry: {error}")
+    if bundle.native is None:
+        pytest.skip(f"needs a compiler: {bundle.why_not_native}")
     model = prepare_tiny(0)
     deployment = board.deploy(bundle, model.package)
     case = {"name": "one", "prompt": [1, 2, 3], "max_new": 4}
@@ -296,7 +298,7 @@ def test_the_real_bundle_runs_the_real_engine(target: MakeTarget, tmp_path: Path
         package=deployment.paths[model.sha256],
         package_sha256=model.sha256,
         parameters={"cases": [case], "rounds": 2, "context": 64},
-        options={"unit": "packed"},
+        options={"unit": "native"},
     )
     run = lifecycle.start(
         board.session, deployment, spec, None, environment={}, deadline=Deadline.after(60)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.native.compilers import BuildError
 from harness.boards.facts import Facts
 from harness.deadline import Deadline
 from harness.deploy import bundle
@@ -20,8 +21,10 @@ from harness.deploy.bundle import (
     pack_wheel,
     plain_tar,
 )
+from harness.deploy.native import NativeBuild
 from harness.deploy.registry import NoSuchWheel
 from harness.errors import BoardError, HarnessError
+from harness.inventory.schema import Toolchain
 
 MakeWheel = Callable[..., Path]
 
@@ -210,3 +213,81 @@ def test_a_board_whose_python_cannot_be_used_is_told_apart(
         build_bundle(facts.model_copy(update={"python": other}))
     assert caught.value.kind == kind
     assert caught.value.remedy
+
+
+# --- the native library --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def built(
+    cache: Path,
+    registry: Registry,
+    small_elf: Callable[..., bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> dict[str, object]:
+    """Builds without a compiler; holds what the last one was asked, and the error to end with."""
+    library = tmp_path / "libdecode_native.so"
+    library.write_bytes(small_elf())
+    asked: dict[str, object] = {}
+
+    def native_build(facts: Facts, board: str, *named: object, **options: object) -> NativeBuild:
+        asked.update(named=named, **options)
+        if isinstance(asked.get("error"), Exception):
+            raise asked["error"]  # type: ignore[misc]  # it is one
+        sanitize = options["sanitize"]
+        assert sanitize is None or isinstance(sanitize, str)
+        runtime = (library,) if sanitize else ()
+        return NativeBuild(library, "aarch64-linux-gnu.2.36", "zig", "0" * 32, sanitize, runtime)
+
+    monkeypatch.setattr(bundle, "native_build", native_build)
+    return asked
+
+
+def test_the_native_library_is_a_part_of_its_own(built: dict[str, object], facts: Facts) -> None:
+    made = build_bundle(facts, "rk-1", native=True)
+    part = made.parts[-1]
+    assert (part.name, part.kind) == ("native aarch64-linux-gnu.2.36", "native")
+    assert names(part.path) == ["native_lib/libdecode_native.so"]
+    assert hashlib.sha256(part.path.read_bytes()).hexdigest() == part.sha256
+    assert made.native is not None
+    assert made.why_not_native is None
+    assert build_bundle(facts, "rk-1", native=True) == made
+    without = build_bundle(facts, "rk-1")
+    assert without.parts == made.parts[:-1]
+    assert without.hash != made.hash
+    assert without.why_not_native
+    assert made.environment("/w")["PYTHONPATH"].endswith(f":/w/parts/{part.sha256}")
+
+
+def test_a_sanitised_library_brings_its_runtime_and_environment(
+    built: dict[str, object], facts: Facts
+) -> None:
+    made = build_bundle(facts, "rk-1", native=True, sanitize="address")
+    assert made.parts[-1].name == "native aarch64-linux-gnu.2.36 address"
+    assert names(made.parts[-1].path) == ["native_lib/libdecode_native.so", "native_lib/libx.so"]
+    environment = made.environment("/w")
+    assert environment["LD_PRELOAD"] == f"/w/parts/{made.parts[-1].sha256}/native_lib/libx.so"
+    assert "ASAN_OPTIONS" in environment
+
+
+def test_without_a_way_to_build_it_the_bundle_says_why_and_goes_without(
+    built: dict[str, object], facts: Facts
+) -> None:
+    built["error"] = BuildError("no zig", remedy="install it")
+    made = build_bundle(facts, "rk-1", native=True)
+    assert made.native is None
+    assert made.why_not_native == "native library: no zig; install it"
+    assert [part.kind for part in made.parts] == ["engine", "wheel", "wheel"]
+
+
+@pytest.mark.parametrize("named", ["toolchain", "sanitize"])
+def test_what_the_user_asked_for_must_be_built(
+    named: str, built: dict[str, object], facts: Facts
+) -> None:
+    built["error"] = BuildError("runtime.c: error: no such thing", remedy="repair the sources")
+    toolchain = Toolchain(kind="cc", command="old-gcc") if named == "toolchain" else None
+    sanitize = "thread" if named == "sanitize" else None
+    with pytest.raises(BoardError, match="no such thing; repair the sources") as caught:
+        build_bundle(facts, "rk-1", native=True, toolchain=toolchain, sanitize=sanitize)
+    assert caught.value.kind == "deploy"
