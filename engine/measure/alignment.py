@@ -64,7 +64,7 @@ def run(context: JobContext) -> None:
     context.progress(2, stages, "running every op on the reference's inputs")
     buffers = with_prefix(context.inputs, BUFFER)
     caches = with_prefix(context.inputs, CACHE)
-    alone = (decoder.program, decoder.unit, decoder.hyperparameters, tokens, rows, buffers, caches)
+    alone = (decoder.program, decoder.unit, decoder.cache, tokens, rows, buffers, caches)
     report = context.progress
     local = local_run(
         *alone,
@@ -208,7 +208,7 @@ class LocalRun:
 def local_run(
     program: Program,
     unit: Unit,
-    hyperparameters: Any,
+    like: KVCache,
     tokens: Array,
     rows: Array,
     buffers: Mapping[str, Array],
@@ -221,13 +221,19 @@ def local_run(
     consecutive positions there, is one step of stop − start tokens.
 
     Before an append the piece's slots hold zeros, afterwards what the reference put there, so that
-    neither a missing nor a wrong append reaches another op. Slots beyond the piece stay zero.
+    neither a missing nor a wrong append reaches another op. Slots beyond the piece stay zero. The
+    caches have the precision and the layout of the cache `like`.
     """
-    hp = hyperparameters
     executor = SyncExecutor(program, unit)
     slots_wanted = len(tokens) + 1
     block = KVCache(
-        hp.layers, slots_wanted, hp.kv_heads, hp.head_dim, layout="numpy", dtype=unit.dtype
+        like.shape.layers,
+        slots_wanted,
+        like.shape.kv_heads,
+        like.shape.head_dim,
+        scheme=like.scheme,
+        layout=like.layout,
+        dtype=unit.dtype,
     )
     state_caches = block.buffers()
     outputs: dict[str, list[Array]] = {}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.options import EngineOptions
+from engine.runtime.cache import estimate_bytes
 
 if TYPE_CHECKING:
     from engine.architectures import Hyperparameters
@@ -27,7 +28,6 @@ PIECE = 128  # tokens of one prefill step
 PROCESS_MB = 44.0
 REFERENCE_TILE = 96.0  # the reference dequantises tiles of 32 MiB, with copies
 RESERVE_SHARE, LEAST_RESERVE, MOST_RESERVE = 0.08, 48.0, 256.0  # of the memory, MiB
-KV_BYTES = {"f32": 4.0, "f16": 2.0, "int8": 1.0, "int4": 0.5}  # of one value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ def need(
     hp = hyperparameters
     return Need(
         weights=weight_bytes / MIB,
-        kv=sequences * context * kv_bytes_per_position(hp, options.kv) / MIB,
+        kv=estimate_bytes(hp, context, options.kv, options.kv_layout, sequences) / MIB,
         temporary=_temporary(hp, options, context, logits) / MIB
         + (REFERENCE_TILE if options.unit == "reference" else 0.0),
         process=PROCESS_MB,
@@ -96,12 +96,6 @@ def need(
         kv_scheme=options.kv,
         copied=options.huge_pages,
     )
-
-
-def kv_bytes_per_position(hp: Hyperparameters, scheme: str) -> float:
-    """Keys and values of all layers, with a float16 scale per head where they are integers."""
-    scale = 2.0 if scheme in ("int8", "int4") else 0.0
-    return 2 * hp.layers * hp.kv_heads * (hp.head_dim * KV_BYTES[scheme] + scale)
 
 
 def _temporary(hp: Hyperparameters, options: EngineOptions, context: int, logits: int) -> float:

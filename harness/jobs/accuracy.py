@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from engine.architectures import family_named
 from engine.measure.alignment import REPEAT_STEPS, REPEATS, last_piece
 from harness.jobs import accuracy_checks as checked
 from harness.jobs import failures, prompts, references
@@ -28,6 +27,8 @@ from harness.jobs.pace import slowest_s
 from harness.verdicts import Check, Outcome, Verdict, worst
 
 if TYPE_CHECKING:
+    from engine.options import EngineOptions
+    from harness.deploy.models import PreparedModel
     from harness.jobs.references import Aligned
     from harness.jobs.runlog import RunLog
 
@@ -51,7 +52,8 @@ class AccuracyStage:
 
     def plan(self, context: StageContext) -> Plan:
         tokens, rows, question = subject(context)
-        inputs = references.alignment_inputs(context.model, tokens, rows, question)
+        definition = references.definition_of(context.engine.options)
+        inputs = references.alignment_inputs(context.model, definition, tokens, rows, question)
         new = new_tokens(context, question)
         parameters: dict[str, object] = {
             "context": max(len(tokens), len(question) + new),
@@ -69,13 +71,16 @@ class AccuracyStage:
             return broken
         model = context.model
         tokens, rows, question = subject(context)
-        aligned = references.aligned(model, tokens, rows)
+        definition = references.definition_of(context.engine.options)
+        aligned = references.aligned(model, definition, tokens, rows)
         back = gather(log, wanted(context, aligned, question))
-        ops = compared(context, aligned, back)
+        ops = compared(model, definition, aligned, back)
         noise = logit_noise(aligned.noise)
-        drifted = logit_drift(aligned.logits, back.logits, naive_drift(ops))
-        logits = logits_agreement(aligned.logits, back.logits)
-        text = compare_text(model, question, back.tokens, noise)
+        exact = references.is_exact(definition)
+        naive = naive_drift(ops) if exact else max(naive_drift(ops), aligned.drift)
+        drifted = logit_drift(aligned.logits, back.logits, naive)
+        logits = logits_agreement(aligned.plain, back.logits)
+        text = compare_text(model, definition, question, back.tokens, noise)
         gates = (checked.repeatable(back, REPEATS), checked.probe(back))
         first = first_failure(ops)
         budget = context.board.budget
@@ -89,7 +94,7 @@ class AccuracyStage:
             checked.drift(ops, drifted, first, stopped=stopped),
             checked.undisturbed(back.disturbed),
             checked.lowest_cosine(ops, budget.min_cosine),
-            checked.divergence(logits, budget.max_kl, stopped=stopped),
+            checked.divergence(logits, budget.max_kl, words(definition), stopped=stopped),
             checked.top1(logits),
             checked.same_text(text, back),
         )
@@ -153,10 +158,21 @@ def wanted(context: StageContext, aligned: Aligned, question: Sequence[int]) -> 
     )
 
 
-def compared(context: StageContext, aligned: Aligned, back: Returned) -> list[OpError]:
+def words(definition: EngineOptions) -> str:
+    """The schemes of few bits that a definition has beside the weights' own, "" for none."""
+    found = []
+    if definition.activations != "float":
+        found.append(f"{definition.activations} activations")
+    if definition.kv != "f32":
+        found.append(f"{definition.kv} keys and values")
+    return " and ".join(found)
+
+
+def compared(
+    model: PreparedModel, definition: EngineOptions, aligned: Aligned, back: Returned
+) -> list[OpError]:
     """The alignment table: every op alone (one token, several tokens), then free."""
-    hp = context.model.hyperparameters
-    program = family_named(hp.architecture).program(hp)
+    program = references.program_for(model, definition)
     want, naive = aligned.reference, aligned.local
     rows = compare_all(program.ops, "local", back.local, want, naive)
     piece = last_piece(aligned.rows)
@@ -166,7 +182,15 @@ def compared(context: StageContext, aligned: Aligned, back: Returned) -> list[Op
             program.ops, "prefill", back.prefill, _from(want, start), _from(naive, start)
         )
     stopped = back.free_stopped is not None
-    return rows + compare_all(program.ops, "free", back.free, want, aligned.free, shorter=stopped)
+    return rows + compare_all(
+        program.ops,
+        "free",
+        back.free,
+        want,
+        aligned.free,
+        shorter=stopped,
+        scattered=not references.is_exact(definition),
+    )
 
 
 def naive_drift(ops: Sequence[OpError]) -> float:

@@ -166,8 +166,11 @@ def lowest_cosine(ops: Sequence[OpError], limit: float) -> Check:
     )
 
 
-def divergence(logits: LogitsAgreement, limit: float, *, stopped: bool) -> Check:
-    """Mean KL. No logits at all: FAIL when the engine stopped, else INVALID."""
+def divergence(logits: LogitsAgreement, limit: float, schemes: str, *, stopped: bool) -> Check:
+    """Mean KL against the reference in floats, so that it tells what `schemes` of few bits lose.
+
+    No logits at all: FAIL when the engine stopped, else INVALID.
+    """
     if not logits.positions:
         return Check(
             name="mean_kl", outcome=Outcome.FAIL if stopped else Outcome.INVALID, measured=None,
@@ -181,7 +184,8 @@ def divergence(logits: LogitsAgreement, limit: float, *, stopped: bool) -> Check
         limit=limit,
         unit="nats",
         sentence=f"Mean KL divergence over {logits.positions} positions is {logits.mean_kl:.2g} "
-        f"({logits.mean_kl_low:.2g} to {logits.mean_kl_high:.2g}), at most {limit:g}.",
+        f"({logits.mean_kl_low:.2g} to {logits.mean_kl_high:.2g}), at most {limit:g}"
+        + (f"; {schemes} against floats." if schemes else "."),
     )
 
 

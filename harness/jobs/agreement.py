@@ -14,7 +14,9 @@ from harness.statistics.accuracy import kl
 from harness.statistics.bootstrap import mean_interval, wilson
 
 if TYPE_CHECKING:
+    from engine.options import EngineOptions
     from harness.deploy.models import PreparedModel
+    from harness.jobs.base import StageContext
 
 Array = npt.NDArray[Any]
 
@@ -23,6 +25,7 @@ LARGEST_KL = 1e3  # in place of infinity, which JSON cannot hold
 SMALLEST_KL = 1e-12  # where the histogram begins; float16 logits cannot show less
 NOISE_FLOOR = 1e-3  # logits: float32 sums in another order, with room
 NOISE_FACTOR = 3.0  # of the naive implementation's error, as for ops
+NOISE_POSITIONS = 48  # of a text, whose logits tell what rounding to codes costs
 CONTINUATION = 24  # tokens of the reference's own text behind a divergence
 GRAM = 4
 
@@ -75,6 +78,16 @@ def logit_noise(naive: float) -> float:
     return max(NOISE_FLOOR, NOISE_FACTOR * naive)
 
 
+def noise_of(context: StageContext) -> float:
+    """`logit_noise` of what the board is asked to compute."""
+    definition = references.definition_of(context.engine.options)
+    if references.is_exact(definition):
+        return NOISE_FLOOR
+    size = min(NOISE_POSITIONS, context.model.hyperparameters.context)
+    tokens = prompts.text_tokens(context.model, size, 0)
+    return logit_noise(references.rounding(context.model, definition, tokens))
+
+
 def repetition_rate(tokens: Sequence[int]) -> float:
     """Share of 4-grams that occurred before; 0 for a text shorter than one."""
     grams = [tuple(tokens[i : i + GRAM]) for i in range(len(tokens) - GRAM + 1)]
@@ -82,7 +95,11 @@ def repetition_rate(tokens: Sequence[int]) -> float:
 
 
 def compare_text(
-    model: PreparedModel, prompt: Sequence[int], tokens: Sequence[int], noise: float
+    model: PreparedModel,
+    definition: EngineOptions,
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    noise: float,
 ) -> TextComparison:
     """The board's greedy text against what the reference would have written at each place.
 
@@ -100,7 +117,7 @@ def compare_text(
     }
     if not tokens:
         return TextComparison(**head, reference="", first_divergence=0, near_tie=False, margin=None)
-    checked = references.checked_text(model, prompt, tokens)
+    checked = references.checked_text(model, definition, prompt, tokens)
     beyond = np.flatnonzero(checked.deficit > 2 * noise)
     at = int(beyond[0]) if len(beyond) else checked.first_divergence
     if at is None:

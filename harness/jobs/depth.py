@@ -14,10 +14,11 @@ import numpy.typing as npt
 
 from engine.package import Package
 from harness.jobs import prompts, references
-from harness.jobs.agreement import NOISE_FLOOR
+from harness.jobs.agreement import noise_of
 from harness.verdicts import Check, Outcome
 
 if TYPE_CHECKING:
+    from engine.options import EngineOptions
     from harness.deploy.models import PreparedModel
     from harness.jobs.base import StageContext
     from harness.jobs.runlog import RunLog
@@ -29,20 +30,24 @@ SHARE = 0.005
 
 
 def reference_logits(
-    model: PreparedModel, tokens: npt.NDArray[np.int64], positions: list[int]
+    model: PreparedModel,
+    definition: EngineOptions,
+    tokens: npt.NDArray[np.int64],
+    positions: list[int],
 ) -> npt.NDArray[np.float32]:
     """(n, V): the naive reference's logits once each number of `positions` of `tokens` is read."""
 
     def make() -> references.Arrays:
         found = []
         with Package.open(model.package) as package:
-            decoder = references.plain_decoder(package, "reference", positions[-1])
+            decoder = references.decoder_of(package, definition, positions[-1])
             for position in positions:
                 found.append(decoder.advance(tokens[decoder.position : position]))
         return {"logits": np.array(found, np.float32)}
 
     read = tokens[: positions[-1]].tolist()
-    return references.cached("depth", [model.sha256, read, positions], make)["logits"]
+    key = [model.sha256, definition.to_mapping(), read, positions]
+    return references.cached("depth", key, make)["logits"]
 
 
 def judge_depth(context: StageContext, log: RunLog, asked: int) -> Check:
@@ -54,13 +59,15 @@ def judge_depth(context: StageContext, log: RunLog, asked: int) -> Check:
     if malformed:
         return _check(Outcome.FAIL, None, f"What the board told of its logits is {malformed}.")
     tokens = prompts.text_tokens(context.model, asked, context.options.seed)
-    want = reference_logits(context.model, tokens, positions).astype(np.float64)  # (n, V)
+    definition = references.definition_of(context.engine.options)
+    want = reference_logits(context.model, definition, tokens, positions)
+    want = want.astype(np.float64)  # (n, V)
     got = np.asarray(told["values"], np.float64)  # (n, k)
     rows = np.arange(len(positions))
     deficit = want.max(axis=-1) - want[rows, told["best"]]  # (n,)
     # Not finite: as far off as can be.
     off = np.where(np.isfinite(got), np.abs(got - want[rows[:, None], told["ids"]]), np.inf)
-    limits = NOISE_FLOOR + SHARE * want.std(axis=-1)  # (n,)
+    limits = noise_of(context) + SHARE * want.std(axis=-1)  # (n,)
     wrong = np.flatnonzero((off.max(axis=-1) > limits) | (deficit > 2 * limits))
     if not len(wrong):
         worst = int(np.argmax(off.max(axis=-1) / limits))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.jobs import prompts, references
-from harness.jobs.agreement import NOISE_FLOOR
+from harness.jobs.agreement import noise_of
 from harness.verdicts import Check, Outcome
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from harness.jobs.runlog import RunLog
 
 COUNT = 16  # tokens
+SENSE = 1.0  # nats a token: written text that a model finds e times less likely than its own choice
 QUESTION = "What is the capital of France?"
 
 
@@ -39,8 +40,9 @@ def golden_hashes(log: RunLog) -> list[Mapping[str, Any]]:
     return found
 
 
-def judge_golden(context: StageContext, log: RunLog) -> tuple[Check, Check]:
-    """Is the first one the reference's text, and are all of them the same?"""
+def judge_golden(context: StageContext, log: RunLog) -> tuple[Check, ...]:
+    """Is the first one the reference's text, does it make sense where codes of few bits are in
+    between, and are all of them the same?"""
     told = golden_hashes(log)
     if not told:
         nothing = "The run told no golden generation."
@@ -51,10 +53,13 @@ def judge_golden(context: StageContext, log: RunLog) -> tuple[Check, Check]:
                   sentence=nothing),
         )  # fmt: skip
     tokens = [int(token) for token in told[0]["tokens"]]
-    checked = references.checked_text(context.model, golden_prompt(context.model), tokens)
+    definition = references.definition_of(context.engine.options)
+    prompt = golden_prompt(context.model)
+    checked = references.checked_text(context.model, definition, prompt, tokens)
     at = checked.first_divergence
     deficit = 0.0 if at is None else float(checked.deficit[at])
-    right = at is None or deficit <= 2 * NOISE_FLOOR
+    right = at is None or deficit <= 2 * noise_of(context)
+    lossy = () if references.is_exact(definition) else (_sensible(context.model, tokens),)
     return (
         Check(
             name="golden_right",
@@ -66,7 +71,26 @@ def judge_golden(context: StageContext, log: RunLog) -> tuple[Check, Check]:
             else f"Golden token {at} is wrong: the reference prefers another by {deficit:.2g} "
             "logits. No speed counts before the text is right.",
         ),
+        *lossy,
         _same(told),
+    )
+
+
+def _sensible(model: PreparedModel, tokens: list[int]) -> Check:
+    """Text that is right by its own definition may be nonsense all the same, when that definition
+    has too few bits: what does the reference in floats think of it?"""
+    checked = references.checked_text(model, references.PLAIN, golden_prompt(model), tokens)
+    mean = float(checked.deficit.mean())
+    good = mean <= SENSE
+    return Check(
+        name="golden_sensible",
+        outcome=Outcome.PASS if good else Outcome.FAIL,
+        measured=mean,
+        limit=SENSE,
+        unit="logits",
+        sentence=f"The reference in floats prefers its own tokens to the golden ones by {mean:.2g} "
+        f"logits on average, at most {SENSE:g}"
+        + ("." if good else ": the scheme has too few bits for this model. No speed counts."),
     )
 
 

@@ -3,8 +3,13 @@
 `aligned` runs one text through the reference unit in float64 (the truth) and float32 (the naive
 implementation, whose error says what the arithmetic may cost). `checked_text` asks the reference
 what it would have written at each position of a text that a board wrote: one batch forward instead
-of hundreds of steps. The key is the package, the tokens and the engine's sources, so a changed
-definition makes new references. A file lock lets one caller compute while the others wait, and a
+of hundreds of steps.
+
+A reference is that of a `definition`: the engine options that change what is computed. Activations
+in int8 and a KV cache of few bits belong to it, so that a board is compared with what it was asked
+to do; what such a scheme loses is judged against the definition PLAIN, in floats throughout. The
+key is the package, the definition, the tokens and the engine's sources, so a changed definition
+makes new references. A file lock lets one caller compute while the others wait, and a
 lock of the process keeps threads that want different references from computing side by side: each
 may need as much memory as the model.
 """
@@ -26,8 +31,9 @@ import numpy as np
 import numpy.typing as npt
 
 import engine
-from engine.decode import PREFILL_TOKENS, Decoder, generate
+from engine.decode import PREFILL_TOKENS, Decoder, generate, program_of
 from engine.measure.alignment import BUFFER, CACHE, digest, with_prefix
+from engine.options import EngineOptions
 from engine.package import Package
 from engine.program.ops import Op, Program
 from engine.runtime.state import State, step_inputs
@@ -36,6 +42,7 @@ from engine.sampling import Sampling
 from engine.units.loading import FAULT_VARIABLE
 from harness.deploy.cache import atomic_file, locked
 from harness.errors import HarnessError
+from harness.jobs.comparison import logit_drift
 from harness.paths import cache_dir
 
 if TYPE_CHECKING:
@@ -44,6 +51,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 
+PLAIN = EngineOptions(unit="reference")
 REFERENCE, LOCAL, FREE = "reference.", "local.", "free."  # prefixes in the cached file
 KEEP_FILES = 24
 KEEP_S = 86400.0  # a file used within a day stays whatever their number
@@ -113,29 +121,58 @@ def _prune(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def plain_decoder(package: Package, unit: str, context: int, **options: Any) -> Decoder:
-    """A decoder without faults. Raises HarnessError when the environment asks for some here."""
+def definition_of(options: EngineOptions) -> EngineOptions:
+    """What `options` ask to be computed, on the reference unit: not how, nor how fast."""
+    return dataclasses.replace(
+        PLAIN,
+        activations=options.activations,
+        fused=options.fused,
+        passes_off=options.passes_off,
+        kv=options.kv,
+        kv_layout="numpy" if options.kv == "f32" else "sd",
+        keep=options.keep,
+    )
+
+
+def is_exact(definition: EngineOptions) -> bool:
+    """Whether it only rounds as floats do: no scheme of few bits but the weights' own."""
+    return (definition.activations, definition.kv) == (PLAIN.activations, PLAIN.kv)
+
+
+def decoder_of(
+    package: Package, definition: EngineOptions, context: int, **unit_options: Any
+) -> Decoder:
+    """A decoder on the host. Raises HarnessError when a fault is planted in this very process."""
     if os.environ.get(FAULT_VARIABLE):
         raise HarnessError(
             f"{FAULT_VARIABLE} is set for the harness itself, so the reference would be wrong too",
             remedy="unset it; a board's fault belongs into its `environment` in devices.yaml",
         )
-    return Decoder(package, unit=unit, context=context, **options)
+    return Decoder(package, options=definition, context=context, **unit_options)
+
+
+def program_for(model: PreparedModel, definition: EngineOptions) -> Program:
+    """The ops that a board with these options runs."""
+    with Package.open(model.package) as package:
+        return program_of(package, definition)
 
 
 @dataclasses.dataclass(frozen=True)
 class Aligned:
     """A text of N tokens. Buffers are (P, …) at `rows`: `reference` in float64; `local` and `free`
     what the naive implementation wrote, fed the reference's inputs and on its own. `noise` is the
-    largest error of the naive implementation's logits, each row relative to its maximum."""
+    largest error of the naive implementation's logits, each row relative to its maximum, and
+    `drift` that of a whole row, relative to its norm."""
 
     tokens: npt.NDArray[np.int64]  # (N,)
     rows: npt.NDArray[np.int64]  # (P,)
     logits: npt.NDArray[np.float32]  # (N, V) of the float64 run
+    plain: npt.NDArray[np.float32]  # (N, V) of one in floats throughout
     reference: Arrays
     local: Arrays
     free: Arrays
     noise: float
+    drift: float
 
 
 def spread_rows(count: int, rows: int) -> npt.NDArray[np.int64]:
@@ -147,30 +184,42 @@ def spread_rows(count: int, rows: int) -> npt.NDArray[np.int64]:
     return np.unique(np.concatenate([first, last[last >= 0]])).astype(np.int64)
 
 
-def aligned(model: PreparedModel, tokens: Array, rows: Array) -> Aligned:
+def aligned(model: PreparedModel, definition: EngineOptions, tokens: Array, rows: Array) -> Aligned:
     """Reference outputs along `tokens` (N,), every op at `rows` (P,)."""
-    arrays = cached("aligned", _key(model, tokens, rows), lambda: _align(model, tokens, rows))
+    arrays = _aligned(model, definition, tokens, rows)
     return Aligned(
         arrays["tokens"],
         arrays["rows"],
         arrays["logits"],
+        arrays["logits"]
+        if is_exact(definition)
+        else _aligned(model, PLAIN, tokens, rows)["logits"],
         with_prefix(arrays, REFERENCE),
         with_prefix(arrays, LOCAL),
         with_prefix(arrays, FREE),
         float(arrays["noise"]),
+        float(arrays["drift"]),
     )
 
 
+def _aligned(model: PreparedModel, definition: EngineOptions, tokens: Array, rows: Array) -> Arrays:
+    key = _key(model, definition, tokens, rows)
+    return cached("aligned", key, lambda: _align(model, definition, tokens, rows))
+
+
 def alignment_inputs(
-    model: PreparedModel, tokens: Array, rows: Array, prompt: Sequence[int]
+    model: PreparedModel,
+    definition: EngineOptions,
+    tokens: Array,
+    rows: Array,
+    prompt: Sequence[int],
 ) -> Path:
     """The board's input file of the alignment job, the same for every board."""
 
     def make() -> Arrays:
-        arrays = cached("aligned", _key(model, tokens, rows), lambda: _align(model, tokens, rows))
-        with Package.open(model.package) as package:
-            program = plain_decoder(package, "reference", len(tokens)).program
-            read = {name for op in program.ops for name in op.reads}
+        arrays = _aligned(model, definition, tokens, rows)
+        program = program_for(model, definition)
+        read = {name for op in program.ops for name in op.reads}
         found: Arrays = {"tokens": arrays["tokens"], "rows": arrays["rows"]}
         found["prompt"] = np.array(prompt, np.int64)
         for name, value in with_prefix(arrays, REFERENCE).items():
@@ -179,25 +228,29 @@ def alignment_inputs(
         found.update({name: arrays[name] for name in arrays if name.startswith(CACHE)})
         return found
 
-    key = [*_key(model, tokens, rows), list(map(int, prompt))]
+    key = [*_key(model, definition, tokens, rows), list(map(int, prompt))]
     return cached_file("inputs", key, make)
 
 
-def _key(model: PreparedModel, tokens: Array, rows: Array) -> list[Any]:
-    return [model.sha256, digest([np.asarray(tokens, np.int64), np.asarray(rows, np.int64)])]
+def _key(model: PreparedModel, definition: EngineOptions, tokens: Array, rows: Array) -> list[Any]:
+    texts = [np.asarray(tokens, np.int64), np.asarray(rows, np.int64)]
+    return [model.sha256, definition.to_mapping(), digest(texts)]
 
 
-def _align(model: PreparedModel, tokens: Array, rows: Array) -> Arrays:
+def _align(model: PreparedModel, definition: EngineOptions, tokens: Array, rows: Array) -> Arrays:
     tokens, rows = np.asarray(tokens, np.int64), np.asarray(rows, np.int64)
     with Package.open(model.package) as package:
-        exact = plain_decoder(package, "reference", len(tokens), dtype=np.float64)
-        program, caches = exact.program, exact.cache.buffers()
+        exact = decoder_of(package, definition, len(tokens), dtype=np.float64)
+        program = exact.program
         at_rows, logits = _forward(exact, tokens, rows)
-        naive = plain_decoder(package, "reference", len(tokens), dtype=np.float32)
+        caches = {name: np.asarray(view) for name, view in exact.cache.buffers().items()}
+        naive = decoder_of(package, definition, len(tokens), dtype=np.float32)
         drift, naive_logits = _forward(naive, tokens, rows)
         local = run_ops(naive, program, tokens, rows, at_rows, caches)
     found: Arrays = {"tokens": tokens, "rows": rows, "logits": logits}
     found["noise"] = np.array(logit_difference(logits, naive_logits))
+    drifted = logit_drift(logits, naive_logits, 0.0)
+    found["drift"] = np.array(0.0 if drifted is None else drifted.error)
     for name in program.caches:
         found[CACHE + name] = caches[name].astype(np.float32)
     for name in at_rows:
@@ -215,12 +268,11 @@ class RowTaps(Taps):
         self._rows = rows
 
     def record(self, op: Op, state: State) -> None:
-        positions = state["positions"]
-        wanted = np.isin(positions, self._rows)
+        wanted = np.isin(state["positions"], self._rows)
         for name in op.writes:
             value = state[name]
-            value = value[positions[wanted]] if op.kind == "kv_append" else value[wanted]
-            self.values.setdefault(name, []).append(value.copy())
+            value = value[state[op.slots][wanted]] if name in op.appends else value[wanted]
+            self.values.setdefault(name, []).append(np.array(value))
 
 
 def _forward(decoder: Decoder, tokens: Array, rows: Array) -> tuple[Arrays, Array]:
@@ -258,24 +310,46 @@ def run_ops(
     caches: Arrays,
 ) -> Arrays:
     """Every op once on all rows together, fed the reference's inputs: the naive local error."""
-    dtype = decoder.unit.dtype
-    given = step_inputs(tokens[rows], rows, np.arange(len(rows)))
+    given = step_inputs(tokens[rows], rows, np.arange(len(rows), dtype=np.int64))
     found: Arrays = {}
     for op in program.ops:
         state: State = dict(given)
-        for name in {*op.reads, *_cache_writes(op)}:
+        for name in {*op.reads, *op.appends}:
             if name in program.caches:
-                state[name] = caches[name].astype(dtype)
+                state[name] = _refilled(decoder, name, caches[name])
             elif name not in state:
-                state[name] = at_rows[name].astype(dtype)
-        decoder.executor.run_op(op, state)
+                state[name] = at_rows[name].astype(decoder.unit.dtype)
+        decoder.unit.execute(op, state)
         for name in op.writes:
-            found[name] = state[name][rows] if name in program.caches else state[name]
+            found[name] = np.array(state[name][rows] if name in program.caches else state[name])
     return found
 
 
-def _cache_writes(op: Op) -> tuple[str, ...]:
-    return op.writes if op.kind == "kv_append" else ()
+def _refilled(decoder: Decoder, name: str, values: Array) -> Any:
+    """The decoder's own cache with the reference's keys or values, encoded as it does."""
+    view = decoder.cache.buffers()[name]
+    view[:] = values
+    return view
+
+
+def rounding(model: PreparedModel, definition: EngineOptions, tokens: Array) -> float:
+    """By how much a logit (relative to the largest of its row) differs between two right
+    implementations of a definition: the naive one's largest error along `tokens` (N,).
+
+    With int8 activations a value that lies between two codes may fall to either: such an error is
+    a hundred times that of floats, and no bug.
+    """
+
+    def make() -> Arrays:
+        logits = []
+        with Package.open(model.package) as package:
+            for dtype in (np.float64, np.float32):
+                decoder = decoder_of(package, definition, len(tokens), dtype=dtype)
+                logits.append(decoder.advance(tokens, all_logits=True))
+        return {"noise": np.array(logit_difference(*logits))}
+
+    key = [model.sha256, definition.to_mapping(), np.asarray(tokens).tolist()]
+    return float(cached("rounding", key, make)["noise"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,7 +374,9 @@ def _choice(logits: Array, token: int) -> tuple[int, float, float]:
     return best, first - float(logits[token]), first - second
 
 
-def checked_text(model: PreparedModel, prompt: Sequence[int], tokens: Sequence[int]) -> CheckedText:
+def checked_text(
+    model: PreparedModel, definition: EngineOptions, prompt: Sequence[int], tokens: Sequence[int]
+) -> CheckedText:
     """One batch forward of the naive reference over prompt and text. Needs at least one token."""
 
     def make() -> Arrays:
@@ -309,7 +385,7 @@ def checked_text(model: PreparedModel, prompt: Sequence[int], tokens: Sequence[i
         written = np.array(tokens, np.int64)
         parts = []
         with Package.open(model.package) as package:
-            decoder = plain_decoder(package, "reference", len(whole))
+            decoder = decoder_of(package, definition, len(whole))
             if first:
                 decoder.advance(whole[:first])
             for start in range(0, len(written), PREFILL_TOKENS):
@@ -326,8 +402,8 @@ def checked_text(model: PreparedModel, prompt: Sequence[int], tokens: Sequence[i
             "margin": np.array(margin, np.float64),
         }
 
-    key = [model.sha256, list(map(int, prompt)), list(map(int, tokens))]
-    arrays = cached("text", key, make)
+    written = [list(map(int, prompt)), list(map(int, tokens))]
+    arrays = cached("text", [model.sha256, definition.to_mapping(), *written], make)
     return CheckedText(arrays["best"], arrays["deficit"], arrays["margin"])
 
 
@@ -337,7 +413,7 @@ def continuation(model: PreparedModel, prompt: Sequence[int], count: int) -> lis
     def make() -> Arrays:
         with Package.open(model.package) as package:
             context = min(len(prompt) + count, package.hyperparameters.context)
-            decoder = plain_decoder(package, "packed", context)
+            decoder = decoder_of(package, EngineOptions(), context)
             written = [
                 event.token
                 for event in generate(decoder, prompt, sampling=Sampling(), max_new=count)

@@ -132,15 +132,16 @@ def reference_cases(
     context: StageContext, asked: Sequence[Mapping[str, Any]], size: int
 ) -> list[dict[str, Any]]:
     """The same cases on the host's reference unit."""
+    definition = references.definition_of(context.engine.options)
 
     def make() -> references.Arrays:
         with Package.open(context.model.package) as package:
-            decoder = references.plain_decoder(package, "reference", size)
+            decoder = references.decoder_of(package, definition, size)
             outcomes = [run_case(decoder, case) for case in asked]
         text = json.dumps([{**outcome, "tpot_s": None} for outcome in outcomes])
         return {"json": np.frombuffer(text.encode(), np.uint8)}
 
-    key = [context.model.sha256, size, json.dumps(asked, sort_keys=True)]
+    key = [context.model.sha256, definition.to_mapping(), size, json.dumps(asked, sort_keys=True)]
     arrays = references.cached("tiny", key, make)
     outcomes: list[dict[str, Any]] = json.loads(arrays["json"].tobytes())
     return outcomes

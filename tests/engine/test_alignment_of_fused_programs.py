@@ -34,7 +34,7 @@ def test_fused_ops_alone_write_what_the_reference_wrote(
     found = local_run(
         program,
         decoder.unit,
-        decoder.hyperparameters,
+        decoder.cache,
         TOKENS,
         ROWS,
         buffers,

@@ -32,7 +32,7 @@ def judged(
 ) -> Verdict:
     """Judge a log in which the board sent the naive implementation's numbers, after `change`."""
     tokens, rows, question = accuracy.subject(context)
-    aligned = references.aligned(context.model, tokens, rows)
+    aligned = references.aligned(context.model, references.PLAIN, tokens, rows)
     text = references.continuation(context.model, question, 24)
     start, _ = last_piece(rows) or (0, 0)
     sent: dict[str, Any] = {

@@ -82,7 +82,7 @@ def measured(build: LogBuilder, context: StageContext, shape: Shape = affine, **
 def right_at_depth(context: StageContext) -> dict[str, Any]:
     """What a sound board tells: the reference's own logits."""
     tokens = prompts.text_tokens(context.model, 1024, context.options.seed)
-    logits = depth.reference_logits(context.model, tokens, DEPTHS)
+    logits = depth.reference_logits(context.model, references.PLAIN, tokens, DEPTHS)
     ids = np.argsort(-logits, axis=-1)[:, :TOP]
     return {
         "positions": np.array(DEPTHS), "best": ids[:, 0], "ids": ids,

@@ -97,7 +97,7 @@ def test_taps_keep_the_wanted_positions_only(tiny_model: PreparedModel) -> None:
     tokens = prompts.text_tokens(tiny_model, 150)  # more than one piece of a prefill
     rows = np.array([0, 1, 127, 128, 149])
     with Package.open(tiny_model.package) as package:
-        decoder = references.plain_decoder(package, "reference", len(tokens))
+        decoder = references.decoder_of(package, references.PLAIN, len(tokens))
         whole, some = Taps(None), references.RowTaps(rows)
         decoder.advance(tokens, taps=whole, all_logits=True)
         decoder.reset()
@@ -110,10 +110,10 @@ def test_taps_keep_the_wanted_positions_only(tiny_model: PreparedModel) -> None:
 
 
 def test_noise_is_that_of_the_naive_logits(tiny_model: PreparedModel) -> None:
-    tokens = prompts.text_tokens(tiny_model, 40)
-    aligned = references.aligned(tiny_model, tokens, references.spread_rows(40, 5))
+    plain, tokens = references.PLAIN, prompts.text_tokens(tiny_model, 40)
+    aligned = references.aligned(tiny_model, plain, tokens, references.spread_rows(40, 5))
     with Package.open(tiny_model.package) as package:
-        naive = references.plain_decoder(package, "reference", 40).advance(tokens, all_logits=True)
+        naive = references.decoder_of(package, plain, 40).advance(tokens, all_logits=True)
     assert aligned.noise == references.logit_difference(aligned.logits, naive)
     assert 0 < aligned.noise < 1e-3
 
@@ -162,12 +162,12 @@ def test_reference_with_a_planted_fault_is_refused(
 ) -> None:
     monkeypatch.setenv("ENGINE_FAULT", "scale:1.02@L00.ffn.down")
     with pytest.raises(HarnessError, match="ENGINE_FAULT"):
-        references.aligned(tiny_model, np.arange(20), np.array([0, 19]))
+        references.aligned(tiny_model, references.PLAIN, np.arange(20), np.array([0, 19]))
 
 
 def test_naive_errors_are_those_of_float32(tiny_model: PreparedModel) -> None:
-    tokens = prompts.text_tokens(tiny_model, 32)
-    aligned = references.aligned(tiny_model, tokens, references.spread_rows(32, 5))
+    plain, tokens = references.PLAIN, prompts.text_tokens(tiny_model, 32)
+    aligned = references.aligned(tiny_model, plain, tokens, references.spread_rows(32, 5))
     for name, want in aligned.reference.items():
         assert want.dtype == np.float64
         scale = np.abs(want).max() or 1.0
@@ -184,9 +184,11 @@ def test_rows_are_the_first_two_and_the_last_positions() -> None:
 def test_text_check_finds_the_first_foreign_token(tiny_model: PreparedModel) -> None:
     prompt = [1, 2, 3, 4]
     text = references.continuation(tiny_model, prompt, 12)
-    assert references.checked_text(tiny_model, prompt, text).first_divergence is None
+    assert (
+        references.checked_text(tiny_model, references.PLAIN, prompt, text).first_divergence is None
+    )
     wrong = [*text[:7], (text[7] + 1) % 256, *text[8:]]
-    checked = references.checked_text(tiny_model, prompt, wrong)
+    checked = references.checked_text(tiny_model, references.PLAIN, prompt, wrong)
     assert checked.first_divergence == 7
     assert checked.best[7] == text[7]
     assert checked.deficit[7] >= checked.margin[7] > 0
@@ -195,14 +197,14 @@ def test_text_check_finds_the_first_foreign_token(tiny_model: PreparedModel) -> 
 def test_text_check_of_a_text_longer_than_one_piece(tiny_model: PreparedModel) -> None:
     text = references.continuation(tiny_model, [3, 4], 140)
     wrong = [*text[:131], (text[131] + 1) % 256, *text[132:]]
-    checked = references.checked_text(tiny_model, [3, 4], wrong)
+    checked = references.checked_text(tiny_model, references.PLAIN, [3, 4], wrong)
     assert len(checked.best) == len(checked.deficit) == len(checked.margin) == 140
     assert (checked.first_divergence, checked.best[131]) == (131, text[131])
 
 
 def test_text_check_of_a_one_token_prompt(tiny_model: PreparedModel) -> None:
     text = references.continuation(tiny_model, [5], 3)
-    assert references.checked_text(tiny_model, [5], text).first_divergence is None
+    assert references.checked_text(tiny_model, references.PLAIN, [5], text).first_divergence is None
 
 
 def test_dialogue_reads_as_the_template_writes_it(tiny_model: PreparedModel) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,6 @@ from engine.measure.memory import (
     Need,
     OverBudget,
     exceeded,
-    kv_bytes_per_position,
     limits_here,
     need,
     parse_limits,
@@ -27,7 +27,6 @@ from engine.measure.memory import (
 )
 from engine.options import EngineOptions
 from engine.package import Package, build_package
-from engine.runtime.cache import KVCache
 
 HP = Hyperparameters.from_json(
     {
@@ -42,22 +41,13 @@ NATIVE = EngineOptions.for_unit("native")
 WEIGHTS = 700 << 20
 
 
-def test_the_cache_is_counted_by_its_scheme() -> None:
-    """16 layers × 2 × 8 heads × 64 values."""
-    assert kv_bytes_per_position(HP, "f32") == 65536
-    assert kv_bytes_per_position(HP, "f16") == 32768
-    assert kv_bytes_per_position(HP, "int8") == 16384 + 512
-    assert kv_bytes_per_position(HP, "int4") == 8192 + 512
-    wanted = need(HP, WEIGHTS, NATIVE, 8192)
-    assert wanted.kv == 256
-    assert wanted.weights == 700
-
-
-@pytest.mark.parametrize("scheme", ["f32", "f16", "int8", "int4"])
-def test_the_cache_of_a_decoder_is_as_large_as_was_said(scheme: str) -> None:
-    cache = KVCache(2, 64, 2, 16, scheme=scheme, layout="sd")
-    hp = Hyperparameters.from_json({**HP.to_json(), "layers": 2, "kv_heads": 2, "head_dim": 16})
-    assert cache.bytes_per_position == kv_bytes_per_position(hp, scheme)
+@pytest.mark.parametrize(
+    ("scheme", "mebibytes"), [("f32", 512), ("f16", 256), ("int8", 132), ("int4", 68)]
+)
+def test_the_cache_is_counted_by_its_scheme(scheme: str, mebibytes: int) -> None:
+    """16 layers × 2 × 8 heads × 64 values × 8192 positions, with scales of 2 bytes for integers."""
+    wanted = need(HP, WEIGHTS, dataclasses.replace(NATIVE, kv=scheme), 8192)
+    assert (wanted.kv, wanted.weights) == (mebibytes, 700)
 
 
 def test_a_model_that_is_too_large_is_refused_with_the_table() -> None:
