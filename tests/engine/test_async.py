@@ -29,6 +29,7 @@ from engine.runtime.state import State
 from engine.runtime.sync import SyncExecutor
 from engine.runtime.trace import Taps, Trace
 from engine.units import unit_names
+from engine.units.faulty import plant
 
 TOKENS = np.array([5, 90, 17, 17, 230, 64, 3])
 
@@ -175,9 +176,9 @@ def test_buffers_share_memory_and_the_derived_edges_guard_it(package: Package) -
     assert all(finding.shared_with for finding in unguarded)
 
 
-def test_memory_that_is_used_again_too_early_gives_other_numbers(package: Package) -> None:
-    """A product waits behind another in its queue while what it will read is written over."""
-    program = Program(
+def branching() -> Program:
+    """Product b waits in its queue behind a; norm2, later in the program, waits for neither."""
+    return Program(
         (
             Op("embed", "embed", ("tokens",), ("embed",), ("embed",)),
             Op("a", "linear", ("embed",), ("a",), ("L00.ffn.up",)),
@@ -192,6 +193,11 @@ def test_memory_that_is_used_again_too_early_gives_other_numbers(package: Packag
         "out",
         (),
     )
+
+
+def test_memory_that_is_used_again_too_early_gives_other_numbers(package: Package) -> None:
+    """A product waits behind another in its queue while what it will read is written over."""
+    program = branching()
     memory = {"norm": (0, 256), "norm2": (128, 384)}
     unit = Decoder(package).unit
     wanted = SyncExecutor(program, unit).run({"tokens": TOKENS, "rows": TOKENS[:1] * 0})
@@ -244,6 +250,16 @@ def test_a_missing_edge_is_a_real_race_that_a_delay_shows_and_the_check_names(
         assert same(decode(plain), decode(repaired))
 
 
+def test_a_delayed_append_is_not_seen_in_time(package: Package) -> None:
+    """Attention of the first token sees an empty slot, as if the append had not happened."""
+    program, schedule, _ = raced(package)
+    plain, overlapped = pair(package, program, schedule=schedule, delays={"L01.attn.kv": 0.1})
+    plain.unit = plant(plain.unit, "stale@L01.attn.kv")
+    plain.executor = SyncExecutor(program, plain.unit)
+    with overlapped.executor:  # type: ignore[attr-defined]
+        assert same([plain.advance(TOKENS[:1])], [overlapped.advance(TOKENS[:1])])
+
+
 def test_a_result_nobody_waits_for_is_the_last_steps(package: Package) -> None:
     program = program_of(package, fused=True)
     schedule = derive(program)
@@ -287,17 +303,16 @@ def test_an_error_of_a_worker_reaches_the_caller_and_the_next_step_runs(
 
 
 def test_of_several_errors_the_first_in_program_order_is_raised(package: Package) -> None:
-    program = program_of(package, fused=False)
-    errors: dict[str, BaseException] = {
-        "L00.attn.v": ValueError("first"),
-        "L00.attn.rope": ValueError("second"),  # on another part, and not behind v
-    }
+    """Even where it comes last: b begins when norm2 has failed long since."""
+    program = branching()
+    errors: dict[str, BaseException] = {"b": ValueError("first"), "norm2": ValueError("second")}
     unit = Failing(Decoder(package), errors)
-    with AsyncExecutor(program, unit, delays={"L00.attn.q": 0.002}) as executor:
-        decoder = with_executor(package, executor, program)
-        for _ in range(5):
-            with pytest.raises(ValueError, match="first"):
-                decoder.advance(TOKENS)
+    with AsyncExecutor(program, unit, delays={"a": 0.05}) as executor:
+        with pytest.raises(ValueError, match="first"):
+            executor.run({"tokens": TOKENS, "rows": TOKENS[:1] * 0})
+        del errors["b"]
+        with pytest.raises(ValueError, match="second"):
+            executor.run({"tokens": TOKENS, "rows": TOKENS[:1] * 0})
 
 
 def test_bad_numbers_name_step_and_op_as_sync_does(
@@ -412,7 +427,8 @@ def test_an_executor_that_is_dropped_ends_its_threads(package: Package) -> None:
 
 def test_the_trace_has_every_op_once_a_step_with_its_part(package: Package) -> None:
     program, trace = program_of(package, fused=False), Trace()
-    with AsyncExecutor(program, Decoder(package).unit, trace, delays={"embed.tokens": 0.02}) as ex:
+    delays = {"embed.tokens": 0.02, "L00.attn.kv": 0.02}
+    with AsyncExecutor(program, Decoder(package).unit, trace, delays=delays) as ex:
         decoder = with_executor(package, ex, program)
         decoder.advance(TOKENS[:4])
         decoder.advance(TOKENS[4:5])
@@ -425,8 +441,9 @@ def test_the_trace_has_every_op_once_a_step_with_its_part(package: Package) -> N
         for edge in ex.schedule.edges:
             if edge.consumer in spans:
                 assert spans[edge.producer][1] <= spans[edge.consumer][0], str(edge)
-        start, end = spans["embed.tokens"]
-        assert end - start >= 20_000_000
+        for op_id in delays:
+            start, end = spans[op_id]
+            assert end - start >= 20_000_000
     assert ex.parts == tuple(part_of(op) for op in program.ops)
 
 
