@@ -108,6 +108,7 @@ class Plan:
 
     compiles: tuple[tuple[str, tuple[str, ...]], ...]  # (object's name, command without -o OBJECT)
     link: tuple[str, ...]  # without objects and output
+    output: str  # the file's name
     key: str  # the hash, 32 hex digits
 
 
@@ -117,8 +118,11 @@ def plan(
     *,
     sanitize: str | None = None,
     sources: Path = SOURCES,
+    program: Path | None = None,
 ) -> Plan:
-    """The commands of a build and its hash. Raises BuildError."""
+    """The commands of a build and its hash. With `program`, a C file that has `main`, it is a
+    static program of that name around the library's code. Raises BuildError.
+    """
     if sanitize is not None and sanitize not in SANITIZERS:
         raise BuildError(f"sanitiser {sanitize!r}", expected=f"one of {', '.join(SANITIZERS)}")
     if sanitize in ("address", "thread") and compiler.kind == "zig":
@@ -133,7 +137,7 @@ def plan(
         raise BuildUnavailable(str(error)) from error
     common = common_flags(compiler, sanitize)
     compiles: list[tuple[str, tuple[str, ...]]] = []
-    for path in source_files(sources):
+    for path in [*source_files(sources), *([program.absolute()] if program else [])]:
         for isa in isas if path.name == KERNELS else isas[:1]:
             name = path.stem
             defines: tuple[str, ...] = ()
@@ -141,19 +145,24 @@ def plan(
                 name = f"{path.stem}-{isa.name}"
                 defines = (f"-DDN_ISA={isa.name}", f"-DDN_ISA_{isa.name.upper()}=1")
             flags = (*common, *cpu_flags(target, compiler, isa), *defines)
-            compiles.append((f"{name}.o", (*compiler.command, *flags, "-c", path.name)))
-    link = [*compiler.command, *common, *cpu_flags(target, compiler, isas[0]), "-shared"]
-    link.append(f"-Wl,-soname,{LIBRARY}")
-    if sanitize is None:
+            source = ("-I.", str(path)) if path.parent != sources else (path.name,)
+            compiles.append((f"{name}.o", (*compiler.command, *flags, "-c", *source)))
+    link = [*compiler.command, *common, *cpu_flags(target, compiler, isas[0])]
+    link += ["-static"] if program else ["-shared", f"-Wl,-soname,{LIBRARY}"]
+    if sanitize is None and not program:
         link.append("-Wl,-z,defs")  # a function that nobody defines is found here, not on a board
     digest = hashlib.sha256()
     inputs: list[object] = [RECIPE, compiler.version, target.triple, target.cpu, sanitize]
-    inputs += [[command[len(compiler.command) :] for _, command in compiles], link[1:]]
+    inputs += [[command[len(compiler.command) : -1] for _, command in compiles], link[1:]]
     digest.update(json.dumps(inputs).encode())
-    for path in sorted([*sources.rglob("*.c"), *sources.rglob("*.h")]):
-        digest.update(f"\n{path.relative_to(sources).as_posix()}\n".encode())
+    contents = {path.relative_to(sources).as_posix(): path for path in sources.rglob("*.[ch]")}
+    if program:
+        contents["/main"] = program
+    for name, path in sorted(contents.items()):
+        digest.update(f"\n{name}\n".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return Plan(tuple(compiles), tuple(link), digest.hexdigest()[:32])
+    output = program.stem if program else LIBRARY
+    return Plan(tuple(compiles), tuple(link), output, digest.hexdigest()[:32])
 
 
 # --- building ------------------------------------------------------------------------------------
@@ -166,24 +175,27 @@ def build(
     sanitize: str | None = None,
     *,
     sources: Path = SOURCES,
+    program: Path | None = None,
     check: Check | None = None,
 ) -> Path:
-    """The library for `target`, built or as an earlier build left it: OUT_DIR/HASH/LIBRARY.
+    """The library for `target`, built or as an earlier build left it: OUT_DIR/HASH/LIBRARY; with
+    `program` (see `plan`) a program instead.
 
     `check` is called now and then meanwhile; what it raises ends the build. Raises BuildError with
     the compiler's first diagnostics, BuildUnavailable when this host cannot build it at all.
     """
-    made = plan(target, compiler, sanitize=sanitize, sources=sources)
+    made = plan(target, compiler, sanitize=sanitize, sources=sources, program=program)
     out_dir.mkdir(parents=True, exist_ok=True)
     folder = out_dir / made.key
-    if _whole(folder):
+    result = folder / made.output
+    if _whole(result):
         os.utime(folder)
-        return folder / LIBRARY
+        return result
     with _locked(out_dir / f".{made.key}.lock", check):
-        if not _whole(folder):  # else another process made it meanwhile
+        if not _whole(result):  # else another process made it meanwhile
             _make(made, target, compiler, sanitize, sources, folder, check)
             _prune(out_dir)
-    return folder / LIBRARY
+    return result
 
 
 def build_local(
@@ -221,13 +233,50 @@ def build_record(library: Path) -> dict[str, object]:
     return record if isinstance(record, dict) else {}
 
 
-def _whole(folder: Path) -> bool:
-    record = build_record(folder / LIBRARY)
+def _whole(result: Path) -> bool:
+    record = build_record(result)
     try:
-        data = (folder / LIBRARY).read_bytes()
+        data = result.read_bytes()
     except OSError:
         return False
     return record.get("sha256") == hashlib.sha256(data).hexdigest()
+
+
+def _compile(
+    made: Plan, compiler: Compiler, sources: Path, work: Path, check: Check | None
+) -> list[str]:
+    """All objects, below `work`."""
+    # The hash in a file of its own, so that a compiler with a cache knows the others again.
+    hashed = work / "hash.c"
+    hashed.write_text(
+        f'extern const char dn_build_hash[];\nconst char dn_build_hash[] = "{made.key}";\n'
+    )
+    flags = made.compiles[-1][1]
+    own = (*flags[: flags.index("-c")], "-g0", "-c", str(hashed))
+    # Not part of the build's hash: where this checkout lies. Without the map that would get into
+    # the library, and two hosts would build two of them.
+    place = f"-fdebug-prefix-map={sources.resolve()}={DEBUG_FOLDER}"
+
+    def one(name: str, command: tuple[str, ...]) -> str:
+        output = str(work / name)
+        _call([*command, place, "-o", output], sources, compiler)
+        return output
+
+    with ThreadPoolExecutor(max_workers=min(JOBS, len(os.sched_getaffinity(0)))) as pool:
+        running = [pool.submit(one, *item) for item in (*made.compiles, ("hash.o", own))]
+        pending = set(running)
+        try:
+            while pending:
+                done, pending = wait(pending, timeout=POLL_S, return_when=FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+                if check is not None:
+                    check()
+        except BaseException:
+            for future in pending:
+                future.cancel()
+            raise
+        return [future.result() for future in running]
 
 
 def _make(
@@ -241,34 +290,12 @@ def _make(
 ) -> None:
     with tempfile.TemporaryDirectory(prefix=".build-", dir=folder.parent) as name:
         work = Path(name)
-        # Not part of the hash: it follows from it, or from where this checkout lies. Without the
-        # map the host's paths would get into the library, and two hosts build two of them.
-        prefix = f"-fdebug-prefix-map={sources.resolve()}={DEBUG_FOLDER}"
-        defines = (f'-DDN_BUILD_HASH="{made.key}"', prefix)
-
-        def compile_one(item: tuple[str, tuple[str, ...]]) -> None:
-            output, command = item
-            _call([*command, *defines, "-o", str(work / output)], sources, compiler)
-
-        with ThreadPoolExecutor(max_workers=min(JOBS, len(os.sched_getaffinity(0)))) as pool:
-            pending = {pool.submit(compile_one, item) for item in made.compiles}
-            try:
-                while pending:
-                    done, pending = wait(pending, timeout=POLL_S, return_when=FIRST_EXCEPTION)
-                    for one in done:
-                        one.result()
-                    if check is not None:
-                        check()
-            except BaseException:
-                for one in pending:
-                    one.cancel()
-                raise
-        objects = [str(work / output) for output, _ in made.compiles]
+        objects = _compile(made, compiler, sources, work, check)
         result = work / "result"
         result.mkdir()
         command = [*made.link, *objects, "-lm", f"-Wl,--build-id=0x{made.key}"]
-        _call([*command, "-o", str(result / LIBRARY)], sources, compiler)
-        data = (result / LIBRARY).read_bytes()
+        _call([*command, "-o", str(result / made.output)], sources, compiler)
+        data = (result / made.output).read_bytes()
         record = {
             "hash": made.key,
             "target": target.triple,

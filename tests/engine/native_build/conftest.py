@@ -37,7 +37,8 @@ RUNTIME = """
 #include <pthread.h>
 #include <limits.h>
 #include <stdlib.h>
-const char *build_hash(void) { return DN_BUILD_HASH; }
+extern const char dn_build_hash[];
+const char *build_hash(void) { return dn_build_hash; }
 float exponential(float x) { return expf(x); }
 int bad_address(void) {
     volatile char *p = malloc(8);

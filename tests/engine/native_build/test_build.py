@@ -71,7 +71,7 @@ def test_gcc_gives_the_same_kernels_their_instructions(
 def test_the_same_content_is_built_once(sources: Path, calls: Any, tmp_path: Path) -> None:
     first = build(HERE, calls.compiler, tmp_path / "out", sources=sources)
     made = calls.count
-    assert made == len(isas_of()) + 2  # one for each, runtime.c, linking
+    assert made == len(isas_of()) + 3  # one for each, runtime.c, the hash, linking
     assert build(HERE, calls.compiler, tmp_path / "out", sources=sources) == first
     assert calls.count == made
 
@@ -118,7 +118,7 @@ def test_two_builders_at_once_compile_once(sources: Path, calls: Any, tmp_path: 
     said = {builder.communicate(timeout=120)[0] for builder in builders}
     assert [builder.returncode for builder in builders] == [0, 0, 0]
     assert len(said) == 1
-    assert calls.count == len(isas_of()) + 2
+    assert calls.count == len(isas_of()) + 3
 
 
 BUILD = """
@@ -182,6 +182,21 @@ def test_old_builds_and_what_killed_ones_left_are_removed(
         made.append(build(HERE, gcc, out, sources=sources))
     assert [path.exists() for path in made] == [False, True, True]
     assert not left.exists()
+
+
+def test_a_static_program_around_the_library_runs_without_it(
+    sources: Path, zig: Compiler, tmp_path: Path
+) -> None:
+    main_c = tmp_path / "asker.c"
+    main_c.write_text(
+        '#include <stdio.h>\n#include "names.h"\nconst char *build_hash(void);\n'
+        'int main(void) { printf("%s %s", NAMES, build_hash()); return 0; }\n'
+    )
+    target = Target(HERE.machine, "musl")
+    made = build(target, zig, tmp_path / "out", sources=sources, program=main_c)
+    said = subprocess.run([made], capture_output=True, text=True, check=True).stdout
+    assert said == f"x {made.parent.name}"
+    assert made.parent != build(target, zig, tmp_path / "out", sources=sources).parent
 
 
 # --- targets and compilers -----------------------------------------------------------------------
