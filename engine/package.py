@@ -276,11 +276,11 @@ def _write(
 ) -> tuple[dict[str, Any], str]:
     """The whole file, one tensor at a time in memory; returns the header and the file's SHA-256."""
     specs: dict[str, Any] = {}
-    notes = list(model.notes)
+    reasons: dict[str, list[str]] = {}  # note → tensors that it is about
     errors: dict[str, float] = {}
     kinds: dict[str, int] = {}
 
-    def put(target: str, shape: tuple[int, ...], tensor: Repacked) -> None:
+    def put(target: str, source: str, shape: tuple[int, ...], tensor: Repacked) -> None:
         parts = {part: _put(file, array) for part, array in tensor.parts.items()}
         specs[target] = {
             "scheme": tensor.scheme,
@@ -292,24 +292,24 @@ def _write(
         }
         kinds[tensor.scheme] = kinds.get(tensor.scheme, 0) + int(np.prod(shape))
         if tensor.note:
-            notes.append(tensor.note)
+            reasons.setdefault(tensor.note, []).append(source)
         if tensor.error is not None:
             errors[target] = tensor.error
 
     file.write(bytes(ALIGNMENT))
     for done, (target, source) in enumerate(model.sources.items(), 1):
         made = plan.make(checkpoint, target, source, _row_order(model, target))
-        put(target, checkpoint.tensors[source].shape, made)
+        put(target, source, checkpoint.tensors[source].shape, made)
         if progress:
             progress(done, len(model.sources))
     frequencies = model.inverse_frequencies
-    put("rope.inv_freq", frequencies.shape, Repacked("f64", {"data": frequencies}))
+    put("rope.inv_freq", "", frequencies.shape, Repacked("f64", {"data": frequencies}))
     tokenizer = json.dumps(checkpoint.tokenizer, separators=(",", ":")).encode()
     header = {
         "name": name,
         "scheme": _scheme_name(kinds),
         "layout": plan.layout,
-        "notes": notes,
+        "notes": [*model.notes, *map(_note, reasons.values(), reasons), *_summary(errors)],
         "errors": errors,
         "hyperparameters": model.hyperparameters.to_json(),
         "tokenizer": {"offset": file.tell(), "bytes": len(tokenizer)},
@@ -325,6 +325,22 @@ def _write(
     file.flush()
     os.fsync(file.fileno())
     return header, _sha256(file)
+
+
+def _note(names: list[str], reason: str) -> str:
+    """One line, however many tensors it is about."""
+    shown = names if len(names) <= 3 else [*names[:2], f"{len(names) - 2} more"]
+    return f"{', '.join(shown)}: {reason}"
+
+
+def _summary(errors: Mapping[str, float]) -> list[str]:
+    if not errors:
+        return []
+    worst, middle = max(errors, key=errors.__getitem__), np.median(list(errors.values()))
+    return [
+        f"{len(errors)} tensors quantised here, relative error {middle:.1e} in the middle, "
+        f"{errors[worst]:.1e} at most ({worst})"
+    ]
 
 
 def _put(file: BinaryIO, array: npt.NDArray[Any]) -> dict[str, Any]:

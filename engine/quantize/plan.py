@@ -111,18 +111,17 @@ class QuantPlan:
         scheme = asked.fitting(shape[1])
         if scheme != asked:
             problem = (
-                f"{source}: {shape[1]} inputs are no multiple of the {asked.group or 32} that "
-                f"{asked} needs"
+                f"{shape[1]} inputs are no multiple of the {asked.group or 32} that {asked} needs"
             )
             if self.strict:
                 raise FormatError(
-                    f"{checkpoint.path}: tensor {problem}; choose a smaller group, or let the "
-                    "packer do so"
+                    f"{checkpoint.path}: tensor {source!r}: {problem}; choose a smaller group, or "
+                    "let the packer do so"
                 )
             if scheme is None:
                 return to_half(checkpoint, source, row_order, f"{problem}; kept as f16")
             made = quantise(checkpoint, source, scheme, row_order, self.layout)
-            return dataclasses.replace(made, note=f"{made.note}; {problem}")
+            return dataclasses.replace(made, note=f"{problem}; quantised to {scheme}")
         return quantise(checkpoint, source, scheme, row_order, self.layout)
 
 
@@ -135,7 +134,7 @@ def quantise(
 ) -> Repacked:
     """Tensor `source` (N, K) quantised, in pieces of rows. Raises FormatError for NaN or infinity.
 
-    The note names the relative error: the root of squared error over squared weights.
+    Its `error` is the root of squared error over squared weights.
     """
     info = checkpoint.tensors[source]
     outputs, inputs = info.shape
@@ -163,8 +162,7 @@ def quantise(
         scheme.group or inputs,
     )
     relative = math.sqrt(error / power) if power else 0.0
-    note = f"{source}: {info.type} quantised to {scheme}, relative error {relative:.1e}"
-    return dataclasses.replace(lay_out(tensor, layout), note=note, error=relative)
+    return dataclasses.replace(lay_out(tensor, layout), error=relative)
 
 
 def _starts(inputs: int, outputs: int) -> range:

@@ -26,7 +26,7 @@ Parts = Mapping[str, npt.NDArray[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Repacked:
-    """`note` says what changed when the scheme cannot hold the numbers as they are."""
+    """`note` says why a tensor has another scheme than asked, or lost precision."""
 
     scheme: str
     parts: Parts
@@ -63,7 +63,7 @@ def repack(
         half = bits.view(np.float16) if info.type == "F16" else bits
         return Repacked(info.type.lower(), {"data": np.ascontiguousarray(half)})
     if info.type not in ("F32", "F16", "BF16"):
-        return to_half(checkpoint, name, row_order, f"{name}: {info.type} dequantised to f16")
+        return to_half(checkpoint, name, row_order, f"{info.type} dequantised to f16")
     values = _ordered(checkpoint.float32(name), row_order)
     require_finite(checkpoint, name, np.isfinite(values), rows=row_order)
     return Repacked("f32", {"data": np.ascontiguousarray(values)})
@@ -120,7 +120,7 @@ def to_half(
     require_finite(checkpoint, name, np.isfinite(values), rows=row_order)
     if float(np.abs(values).max()) > float(np.finfo(np.float16).max):
         kind = checkpoint.tensors[name].type
-        return Repacked("f32", {"data": values}, note=f"{name}: {kind} kept as f32 (range)")
+        return Repacked("f32", {"data": values}, note=f"{kind} kept as f32 (range)")
     half = values.astype(np.float16)
     power = float(np.square(values, dtype=np.float64).sum())
     loss = float(np.square(half.astype(np.float64) - values).sum())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
@@ -10,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.formats.blocks import TYPES
+from engine.package import Package
 from engine.quantize.ggml import BLOCKS, read_blocks
 from engine.quantize.repack import lay_out
 from engine.quantize.schemes import LAYOUTS, PackedTensor, dequantize, part_forms
+from engine.units.packed import Packed
 
 # type → byte offsets of the fp16 scales in a block
 HALVES = {
@@ -81,3 +85,18 @@ def test_some_rows_are_those_rows_of_the_whole(
     bounds = st.one_of(st.none(), st.integers(-60, 60))
     piece = slice(data.draw(bounds), data.draw(bounds), data.draw(st.sampled_from((None, 1, 3))))
     np.testing.assert_array_equal(dequantize(tensor, piece), whole[piece])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", sorted(BLOCKS))
+def test_the_numpy_unit_multiplies_by_every_kind_of_block(
+    kind: str, layout: str, package_in: Callable[[str], Package]
+) -> None:
+    """Groups of 16 inputs and single-precision scales are among them."""
+    tensor = packed(kind, random_blocks(kind, 50, 512, seed=1), layout)
+    unit = Packed(package_in("F32"), 8)
+    x = np.random.default_rng(0).standard_normal((3, 512)).astype(np.float32)
+    exact = x.astype(np.float64) @ dequantize(tensor).astype(np.float64).T
+    for tokens in (1, 3):
+        found = unit._grouped(tensor, x[:tokens])
+        assert np.linalg.norm(found - exact[:tokens]) < 1e-5 * np.linalg.norm(exact[:tokens])

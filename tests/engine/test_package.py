@@ -193,6 +193,54 @@ def test_a_front_that_cannot_be_is_refused(tmp_path: Path, content: bytes, messa
         Package.open(tmp_path / "bad.pkg")
 
 
+@pytest.fixture(scope="session")
+def interleaved_package(
+    checkpoint_in: Callable[[str], Checkpoint], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    path = tmp_path_factory.mktemp("interleaved") / "q4.pkg"
+    build_package(checkpoint_in("Q4_1"), path, name="q4", layout="interleaved")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layout": "row"}, r"part 'q' is uint8 \(4, 1280\), expected uint8 \(64, 5, 16\)"),
+        ({"layout": "blocked"}, r"part 'q' .* scheme q4, layout blocked, group 32"),
+        ({"layout": "spiral"}, "unknown layout 'spiral', known: row, blocked, interleaved"),
+        ({"group": 64}, "groups of 64 inputs, expected a multiple of 32 that divides 160"),
+        ({"group": 160}, r"part 'd' is float16 \(4, 5, 16\), expected .* \(4, 1, 16\)"),
+        ({"group": 16}, "groups of 16"),
+        ({"group": 0}, "groups of 0"),
+        ({"scheme": "q9"}, "unknown scheme 'q9'"),
+        ({"scheme": "q8"}, r"part 'q' is uint8 .*, expected int8"),
+        ({"scheme": "q4k"}, "K a multiple of 256"),
+        ({"shape": [65, 160]}, r"\(5, 1280\)"),
+        ({"shape": [64, 150]}, "K a multiple of 32"),
+        ({"scheme": "f16"}, "layout 'row' only"),
+    ],
+)
+def test_parts_that_do_not_fit_scheme_layout_and_group_are_refused_by_name(
+    tmp_path: Path, interleaved_package: Path, change: dict[str, Any], message: str
+) -> None:
+    def apply(header: dict[str, Any]) -> None:
+        header["tensors"]["L00.ffn.down"].update(change)
+
+    rewrite(interleaved_package, tmp_path / "bad.pkg", apply)
+    with pytest.raises(PackageError, match=f"'L00.ffn.down'.*{message}"):
+        Package.open(tmp_path / "bad.pkg")
+
+
+def test_streams_of_rows_do_not_lie_a_power_of_two_apart(tmp_path: Path) -> None:
+    name = "blk.0.ffn_down.weight"
+    write_gguf(SyntheticCheckpoint(ffn=512), tmp_path / "m.gguf", types={name: "Q4_0"})
+    build_package(
+        open_checkpoint(tmp_path / "m.gguf"), tmp_path / "m.pkg", name="m", layout="interleaved"
+    )
+    down = Package.open(tmp_path / "m.pkg").tensors["L00.ffn.down"]
+    assert down.parts["q"].strides == (4096 + 64, 1)
+
+
 class Altered(SyntheticCheckpoint):
     """A model with one tensor changed."""
 
