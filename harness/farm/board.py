@@ -220,7 +220,7 @@ class BoardRun:
             scheme=model.scheme,
             quant_hash=quant_hash(model),
             engine_hash=placed.engine_hash if placed else None,
-            toolchain=toolchain_name(self.board),
+            toolchain=toolchain_name(self.board, placed.native if placed else None),
             power_mode=power_mode(facts),
             boot_id=facts.boot_id if facts else None,
             facts=facts.model_dump(mode="json") if facts else None,
@@ -301,7 +301,13 @@ class BoardRun:
             self.say("", text, share)
 
         self._placed = place(
-            self.session, self.board, self._models, self.store, tell, check=self.check_stop
+            self.session,
+            self.board,
+            self.orders.options.engine,
+            self._models,
+            self.store,
+            tell,
+            check=self.check_stop,
         )
 
     def _clear_orphans(self) -> None:

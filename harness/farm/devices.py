@@ -195,7 +195,7 @@ class DeviceSession:
                     model = in_layout(self.model, layout_of(engine.options.unit))
                     return [model]
 
-                placed = place(session, board, chosen, self.store, tell)
+                placed = place(session, board, asked, chosen, self.store, tell)
 
                 def clean_up(remote: RemoteRun) -> None:
                     limit = Deadline.after(CLEAN_S, f"cleaning {board.name}")

@@ -13,6 +13,7 @@ from engine.package import Package, PackageError
 if TYPE_CHECKING:
     from harness.boards.facts import Facts
     from harness.deploy.models import PreparedModel
+    from harness.deploy.native import NativeBuild
     from harness.inventory import Board
 
 _TOOLCHAIN_CHARACTERS, _MODE_CHARACTERS = 200, 100  # what the store's columns hold
@@ -47,12 +48,18 @@ def _quant_hash(path: Path, sha256: str) -> str | None:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def toolchain_name(board: Board) -> str | None:
-    """The board's toolchain in a line, "zig aarch64-linux-gnu.2.31 cortex_a76"; None without."""
+def toolchain_name(board: Board, native: NativeBuild | None = None) -> str | None:
+    """What native code was built with, "zig 0.13.0 aarch64-linux-gnu.2.31 cortex_a76"; None for
+    none, and as devices.yaml says it before anything was built."""
     found = board.toolchain
-    if found is None:
+    words: list[str | None]
+    if native is not None:
+        words = [native.compiler, native.target]
+        words += [found.cpu, *found.flags] if found is not None else []
+    elif found is not None:
+        words = [found.kind, found.target, found.command, found.cpu, *found.flags]
+    else:
         return None
-    words = [found.kind, found.target, found.command, found.cpu, *found.flags]
     return " ".join(word for word in words if word)[:_TOOLCHAIN_CHARACTERS]
 
 

@@ -11,13 +11,17 @@ from harness.boards.probe import probe
 from harness.deadline import Deadline
 from harness.deploy.bundle import build_bundle
 from harness.deploy.push import Deployment, deploy
+from harness.errors import BoardError
+from harness.jobs.engines import may_fall_back, wants_native
 from harness.jobs.lifecycle import RemoteRun
 
 if TYPE_CHECKING:
     from harness.boards.facts import Facts
     from harness.connect import BoardSession
+    from harness.deploy.bundle import Bundle
     from harness.deploy.models import PreparedModel
-    from harness.inventory import Board
+    from harness.deploy.native import NativeBuild
+    from harness.inventory import Board, Engine
     from harness.store import RunRow, Store
 
 PROBE_S = 60.0
@@ -34,6 +38,7 @@ class Placed:
     engine_hash: str
     deployment: Deployment
     why_not_native: str | None = None  # a sentence, where the board has no native code
+    native: NativeBuild | None = None
 
     def run(self, run_id: str) -> RemoteRun:
         """Where a run of that id lies on the board, whether it is there or not."""
@@ -51,6 +56,7 @@ class Placed:
 def place(
     session: Callable[[], BoardSession],
     board: Board,
+    asked: Engine,
     models: Callable[[Facts, str | None], Iterable[PreparedModel]],
     store: Store,
     tell: Tell,
@@ -59,10 +65,10 @@ def place(
 ) -> Placed:
     """Probes the board, and sends what it lacks of the engine, its wheels and its models.
 
-    `models` says which, given the board's facts and why it has no native code (None: it has).
-    `session` gives the live connection. What was learned of the board goes into the store. `tell`
-    may raise to stop, and so may `check`, which is called while something is waited for. Raises
-    BoardError.
+    `asked` is what the command line asks of the engine: whether native code is built. `models` says
+    which, given the board's facts and why it has no native code (None: it has). `session` gives the
+    live connection. What was learned of the board goes into the store. `tell` may raise to stop,
+    and so may `check`, which is called while something is waited for. Raises BoardError.
     """
     store.record_board(
         board.name,
@@ -82,10 +88,16 @@ def place(
         serial=facts.serial,
     )
     tell("building the bundle", None)
-    bundle = build_bundle(facts, board.name, check=check)
-    why_not_native: str | None = "this engine has no native unit"
+    bundle = build_bundle(
+        facts,
+        board.name,
+        native=wants_native(board, asked),
+        toolchain=board.toolchain,
+        check=check,
+    )
+    require_native(board, asked, bundle)
 
-    chosen = list(models(facts, why_not_native))
+    chosen = list(models(facts, bundle.why_not_native))
     for model in chosen:
         record_model(store, model)
     packages = {model.package: model.name for model in chosen}
@@ -103,7 +115,20 @@ def place(
         deadline=Deadline.after(DEPLOY_S, "deploy"),
         on_progress=sending,
     )
-    return Placed(facts, bundle.engine_hash, deployment, why_not_native)
+    return Placed(facts, bundle.engine_hash, deployment, bundle.why_not_native, bundle.native)
+
+
+def require_native(board: Board, asked: Engine, bundle: Bundle) -> None:
+    """Raises BoardError "deploy" when native code cannot be had and nothing else will do."""
+    if bundle.native is None and wants_native(board, asked) and not may_fall_back(board, asked):
+        raise BoardError(
+            board.name,
+            "deploy",
+            f"no native code for it: {bundle.why_not_native}",
+            expected="a compiler that builds for the board",
+            remedy="install the host's requirements again (zig is one of them), name a toolchain "
+            "in devices.yaml, or ask for --unit packed",
+        )
 
 
 def record_model(store: Store, model: PreparedModel) -> None:
