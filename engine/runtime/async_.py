@@ -24,7 +24,7 @@ from engine.program.placement import DEFAULT, Placement
 from engine.program.schedule import AsyncOps, Schedule, async_ids, derive
 from engine.runtime.queues import Event, ExecutorStuck, Job, Queues
 from engine.runtime.slots import Slots, shared_memory
-from engine.runtime.state import Buffer, CacheOverflow, State
+from engine.runtime.state import Buffer, NonFinite, State
 from engine.runtime.sync import checked, require_finite
 from engine.runtime.trace import Taps, Trace
 from engine.units.base import Unit, prepare
@@ -175,7 +175,7 @@ class AsyncExecutor:
             self._queues.pause(delay)
         try:
             self.unit.execute(op, state)
-        except CacheOverflow as error:
+        except NonFinite as error:
             error.step = step.number  # which a unit does not count
             raise
         for name in self._checked[index]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.program.ops import Op, Program
 from engine.program.placement import part_of
-from engine.runtime.state import Buffer, CacheOverflow, NonFinite, State
+from engine.runtime.state import Buffer, NonFinite, State
 from engine.runtime.trace import Taps, Trace
 from engine.units.base import Unit, prepare
 
@@ -44,7 +44,7 @@ class SyncExecutor:
             start = time.perf_counter_ns() if trace else 0
             try:
                 self.unit.execute(op, state)
-            except CacheOverflow as error:
+            except NonFinite as error:
                 error.step = self.step  # which a unit does not count
                 raise
             if trace:

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from engine.program.ops import FUSED, Op, Program
-from engine.runtime.state import Buffer, State
+from engine.runtime.state import Buffer, CacheOverflow, NonFinite, State
 from engine.units.base import Unit, execute_parts, prepare
 
 
@@ -200,7 +200,13 @@ class Faulty:
             self._part_by_part(op, state)
 
     def _part_by_part(self, op: Op, state: State) -> None:
-        execute_parts(lambda part, at: self._execute(part, at, self._run), op, state)
+        try:
+            execute_parts(lambda part, at: self._execute(part, at, self._run), op, state)
+        except CacheOverflow:
+            raise
+        except NonFinite as error:  # of a unit that looks for itself: the program has no parts
+            error.op, error.layer = op.id, op.layer
+            raise
 
     def _run(self, op: Op, state: State) -> None:
         self.unit.execute(op, state)

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from engine.decode import Decoder
+from engine.native.library import NativeUnavailable
+from engine.options import EngineOptions
 from engine.package import Package
 from engine.program.passes import apply
 from engine.runtime.async_ import AsyncExecutor
 from engine.runtime.sync import NonFinite, SyncExecutor
 from engine.runtime.trace import Taps
-from engine.units import load_unit
+from engine.units import load_unit, unit_names
 from engine.units.faulty import Faulty, plant
 
 TOKENS = np.array([5, 90, 17, 17, 230, 64, 3])
@@ -83,13 +85,23 @@ def test_a_fault_of_both_a_part_and_its_whole_is_both(package: Package) -> None:
     assert np.array_equal(found.stacked("L01.attn.k")[:4], clean.stacked("L01.attn.k")[:4] * 2)
 
 
+@pytest.mark.parametrize("executor", ["sync", "async"])
+@pytest.mark.parametrize("unit", unit_names())
 def test_a_nan_inside_a_fused_op_names_the_fused_op(
-    package: Package, monkeypatch: pytest.MonkeyPatch
+    unit: str, executor: str, package: Package, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("ENGINE_FAULT", "nan@L01.ffn.norm")
     monkeypatch.setenv("ENGINE_FAULT_AFTER", "3")
+    try:
+        decoder = Decoder(package, options=EngineOptions(unit=unit, executor=executor, fused=True))
+    except NativeUnavailable as error:
+        pytest.skip(f"needs a C compiler: {error}")
+    for token in TOKENS[:3]:
+        decoder.advance(np.array([token]))
     with pytest.raises(NonFinite) as caught:
-        run(package, "nan@L01.ffn.norm", fused=True)
-    assert (caught.value.step, caught.value.op) == (3, "L01.ffn.gate_up")
+        decoder.advance(TOKENS[3:4])
+    decoder.close()
+    assert (caught.value.step, caught.value.op, caught.value.layer) == (3, "L01.ffn.gate_up", 1)
 
 
 @pytest.mark.parametrize(
