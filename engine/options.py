@@ -13,7 +13,7 @@ from typing import Any
 EXECUTORS = ("sync", "async", "compiled")
 ACTIVATIONS = ("float", "int8")
 KV_SCHEMES = ("f32", "f16", "int8", "int4")
-KV_LAYOUTS = ("numpy", "sd", "ds")
+KV_LAYOUTS = ("numpy", "sd", "ds", "mixed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class EngineOptions:
         if self.kv_layout == "numpy" and self.kv != "f32":
             raise ValueError(
                 f"engine option kv is {self.kv!r} in the layout of plain arrays, which holds f32 "
-                "alone; choose kv_layout sd or ds"
+                "alone; choose kv_layout sd, ds or mixed"
             )
         if self.executor == "compiled" and self.unit != "native":
             raise ValueError(

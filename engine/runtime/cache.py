@@ -7,6 +7,7 @@ S slots per sequence, B sequences; an update writes its slots and nothing else m
     numpy   (B·S, K, D), f32 alone       –
     sd      (B, K, S, D)                 (B, K, S, D/2): low nibble d = i, high d = i + D/2
     ds      (B, K, S/32, D, 32)          (B, K, S/32, D, 16): low nibble slot j, high slot j + 16
+    mixed   keys as ds, values as sd: what attention reads of each runs along the vectors
 
 int8 and int4 have a scale in float16 (B, K, S) for each slot and head: the largest magnitude of the
 head's D values over 127 or 7, rounded to float16; code = round to even of value / scale, clipped to
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from engine.architectures import Hyperparameters
 
 SCHEMES = ("f32", "f16", "int8", "int4")
-LAYOUTS = ("numpy", "sd", "ds")
+LAYOUTS = ("numpy", "sd", "ds", "mixed")
 PANEL = 32  # slots that lie side by side in the layout ds
 PARTS = ("k", "v")
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
@@ -219,7 +220,7 @@ class CacheShape:
         if self.layout == "numpy" and self.scheme != "f32":
             raise ValueError(
                 f"cache scheme is {self.scheme!r} in layout 'numpy', which holds 'f32' alone; "
-                "choose layout 'sd' or 'ds'"
+                "choose layout 'sd', 'ds' or 'mixed'"
             )
         for name in ("layers", "context", "kv_heads", "head_dim", "sequences"):
             if getattr(self, name) < 1:
@@ -230,16 +231,23 @@ class CacheShape:
     @property
     def slots(self) -> int:
         """S: the context, in whole panels where the layout has panels."""
-        return -(-self.context // PANEL) * PANEL if self.layout == "ds" else self.context
+        panels = self.layout in ("ds", "mixed")
+        return -(-self.context // PANEL) * PANEL if panels else self.context
 
-    @property
-    def data_shape(self) -> tuple[int, ...]:
+    def part_layout(self, part: str) -> str:
+        """The layout of keys ("k") or values ("v")."""
+        if self.layout != "mixed":
+            return self.layout
+        return "ds" if part == "k" else "sd"
+
+    def data_shape(self, part: str) -> tuple[int, ...]:
         """Of the elements or bytes of one part."""
         b, k, s, d = self.sequences, self.kv_heads, self.slots, self.head_dim
         packed = 2 if self.scheme == "int4" else 1
-        if self.layout == "numpy":
+        layout = self.part_layout(part)
+        if layout == "numpy":
             return (b * s, k, d)
-        return (b, k, s, d // packed) if self.layout == "sd" else (b, k, s // 32, d, 32 // packed)
+        return (b, k, s, d // packed) if layout == "sd" else (b, k, s // 32, d, 32 // packed)
 
     @property
     def bytes_per_position(self) -> int:
@@ -303,14 +311,14 @@ class KVCache:
         self.sequences, self.slots = sequences, self.shape.slots
         element = {"f32": self.dtype, "f16": np.float16, "int8": np.int8, "int4": np.uint8}[scheme]
         scale_shape = (sequences, kv_heads, self.slots)
-        data_bytes = _aligned(_nbytes(self.shape.data_shape, element))
+        data_bytes = _aligned(_nbytes(self.shape.data_shape("k"), element))  # and of values
         scale_bytes = _aligned(_nbytes(scale_shape, np.float16)) if scheme in _LEVELS else 0
         self.block = allocate((data_bytes + scale_bytes) * layers * len(PARTS))
         self._parts: dict[tuple[int, str], tuple[Buffer, Scales]] = {}
         offset = 0
         for layer in range(layers):
             for part in PARTS:
-                data = _carve(self.block, offset, self.shape.data_shape, element)
+                data = _carve(self.block, offset, self.shape.data_shape(part), element)
                 offset += data_bytes
                 scale = _carve(self.block, offset, scale_shape, np.float16) if scale_bytes else None
                 offset += scale_bytes
@@ -323,18 +331,18 @@ class KVCache:
     def buffers(self) -> State:
         """`L00.k`, `L00.v`, …: (B·S, K, D) that read as floats and take writes by slot."""
         return {
-            f"L{layer:02d}.{part}": self._view(*memory)
+            f"L{layer:02d}.{part}": self._view(part, *memory)
             for (layer, part), memory in self._parts.items()
         }
 
-    def _view(self, data: Buffer, scale: Scales) -> Buffer:
+    def _view(self, part: str, data: Buffer, scale: Scales) -> Buffer:
         if self.layout == "numpy":
             return data
         view = CacheView(
             data,
             scale,
             scheme=self.scheme,
-            layout=self.layout,
+            layout=self.shape.part_layout(part),
             dtype=self.dtype,
             head_dim=self.shape.head_dim,
         )

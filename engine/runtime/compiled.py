@@ -19,8 +19,9 @@ from engine.program.ops import Op, Program
 from engine.program.placement import part_of
 from engine.program.shapes import buffer_shapes
 from engine.runtime.arena import Plan, Span, plan
-from engine.runtime.state import Buffer, CacheOverflow, State
+from engine.runtime.state import Buffer, NonFinite, State
 from engine.runtime.trace import Taps, Trace
+from engine.units.base import prepare
 from engine.units.native import Native, failure, step_of
 
 MOST_ROWS = 128  # tokens of one step, as prefill runs
@@ -36,7 +37,7 @@ class CompiledExecutor:
         self.program, self.unit, self.trace = program, unit, trace
         self.step = 0
         self._native: Native = unit if isinstance(unit, Native) else unit.unit
-        self._native.prepare(program)
+        prepare(unit, program)
         self.parts = tuple(part_of(op) for op in program.ops)
         self._faults = _faulty_ops(program, unit)
         self._rows = rows
@@ -80,7 +81,7 @@ class CompiledExecutor:
             given = {**state, **{name: self._view(name, step) for name in self._known(op)}}
             try:
                 self.unit.execute(op, given)
-            except CacheOverflow as error:
+            except NonFinite as error:
                 error.step = self.step
                 raise
             for name in op.writes:
@@ -137,12 +138,8 @@ class CompiledExecutor:
 
 def _faulty_ops(program: Program, unit: Any) -> Collection[str]:
     """Ids of the program's ops in which, or in whose parts, a fault is planted."""
-    faults = getattr(unit, "faults", {})
-    return {
-        op.id
-        for op in program.ops
-        if any(name in faults for name in (op.id, *(p.id for p in op.parts)))
-    }
+    planted = getattr(unit, "planted", None)
+    return {op.id for op in program.ops if planted(op)} if planted else set()
 
 
 class _Arena:

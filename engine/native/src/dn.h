@@ -111,6 +111,7 @@ typedef struct {
     const int8_t *q;  /* [rows][k] */
     const float *s;   /* [rows][k/32] scales */
     const int32_t *t; /* [rows][k/16] sums of q over 16 inputs */
+    const float *u;   /* [rows][k/32] scale times sum over 32 */
     int64_t rows;
     int32_t k;
 } dn_input;
@@ -118,7 +119,7 @@ typedef struct {
 typedef struct {
     const char *isa;
     void (*rmsnorm)(float *out, const float *x, const float *w, int32_t width, float eps);
-    void (*quantise)(int8_t *q, float *s, int32_t *t, const float *x, int32_t k);
+    void (*quantise)(int8_t *q, float *s, int32_t *t, float *u, const float *x, int32_t k);
     /* Rows of 16 outputs from `first` to `last`: y[row * n + output]. `tile` (16, k) floats. */
     void (*linear)(const dn_weight *, const dn_input *, float *y, int32_t first, int32_t last,
                    int32_t flags, float *tile);

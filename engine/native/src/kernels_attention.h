@@ -76,6 +76,11 @@ DN_INLINE v16f kv_load(int scheme, const uint8_t *data, int64_t i)
     if (scheme == DN_KV_F16) return v_load_f16((const uint16_t *)data + i);
     return v_load_i8((const int8_t *)data + i);
 }
+/* Ask for what comes DN_PREFETCH bytes behind element i. */
+DN_INLINE void kv_prefetch(int scheme, const uint8_t *data, int64_t i)
+{
+    __builtin_prefetch(data + i * element_bytes_times_two(scheme) / 2 + DN_PREFETCH);
+}
 /* 16 bytes of int4: the two halves that share them */
 DN_INLINE void kv_load_pair(const uint8_t *p, v16f *low, v16f *high)
 {
@@ -126,6 +131,7 @@ DN_INLINE void scores_panels(int scheme, int heads, const uint8_t *k, int32_t di
         int64_t at = (int64_t)(slot / PANEL) * dim * PANEL;
         for (int32_t d = 0; d < dim; d++, at += PANEL) {
             v16f a, b;
+            kv_prefetch(scheme, k, at);
             if (scheme == DN_KV_INT4) {
                 kv_load_pair(k + at / 2, &a, &b);
             } else {
@@ -183,6 +189,7 @@ DN_INLINE void mix_rows(int scheme, int heads, const uint8_t *v, int64_t row, in
             for (int i = 0; i < DN_VECTORS; i++) sum[h][i] = v_set1(0);
         for (int32_t slot = from; slot < to; slot++) {
             v16f value[DN_VECTORS];
+            for (int i = 0; i < DN_VECTORS; i += 2) kv_prefetch(scheme, v, slot * row + d + 16 * i);
 #pragma GCC unroll 4
             for (int i = 0; i < DN_VECTORS; i++) value[i] = kv_load(scheme, v, slot * row + d + 16 * i);
 #pragma GCC unroll 4

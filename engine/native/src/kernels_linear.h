@@ -74,36 +74,55 @@ DN_INLINE v16i dot(int scheme, v16i acc, w64 w, const int8_t *x)
     return scheme == DN_Q8 ? dot4s(acc, w, x) : dot4(acc, w, x);
 }
 
-DN_INLINE int32_t zero_of(int scheme, const dn_weight *w)
+/* What the integer products count too much of each activation: taken off before they start. The
+ * zero point of q4 is taken off with the offset, in `group_scales`. */
+DN_INLINE int32_t excess(int scheme) { return scheme == DN_Q8 ? DN_SIGNED_BIAS : scheme == DN_Q6K ? 32 : 0; }
+
+/* How a group's integer sums become numbers: 16 rows at a time, the same for all activations. */
+typedef struct { v16f first, second, offset; } dn_scales;
+
+DN_INLINE dn_scales group_scales(int scheme, const dn_weight *w, const dn_block *b, int64_t g, int64_t per)
 {
-    if (scheme == DN_Q8) return DN_SIGNED_BIAS;
-    return scheme == DN_Q4 ? w->zero : scheme == DN_Q6K ? 32 : 0;
+    dn_scales r;
+    if (scheme == DN_Q6K) {
+        v16f d = v_load_f16((const uint16_t *)b->d + g / 8 * 16);
+        r.first = v_mul(d, v_load_i8((const int8_t *)b->s + g * 32));
+        r.second = v_mul(d, v_load_i8((const int8_t *)b->s + g * 32 + 16));
+        r.offset = v_set1(0);
+        return r;
+    }
+    if (scheme == DN_Q4K || scheme == DN_Q5K) {
+        r.first = v_mul(v_load_f16((const uint16_t *)b->d + g / 8 * 16), v_load_u8(b->s + g * 16));
+        v16f m = v_mul(v_load_f16((const uint16_t *)b->m + g / 8 * 16), v_load_u8(b->mn + g * 16));
+        r.offset = v_sub(v_set1(0), m);
+    } else {
+        r.first = v_scale(b->d, w->scale_f32, g / per * 16);
+        r.offset = b->m ? v_scale(b->m, w->scale_f32, g / per * 16) : v_set1(0);
+        if (scheme == DN_Q4) r.offset = v_fma(r.first, v_set1((float)-w->zero), r.offset);
+    }
+    r.second = r.first;
+    return r;
+}
+
+/* Whether `offset` may be other than zero. */
+DN_INLINE int shifted(int scheme, const dn_weight *w)
+{
+    if (scheme == DN_Q8) return w->m != NULL;
+    return scheme != DN_Q6K;
 }
 
 /* total += the group's integer sums times their scales. `low` and `high` are the sums over inputs
- * 0..15 and 16..31; all schemes but q6k scale both alike. */
-DN_INLINE v16f scaled(int scheme, const dn_weight *w, const dn_block *b, int64_t g, int64_t per,
-                      v16f total, v16i low, v16i high, float s, int32_t t)
+ * 0..15 and 16..31; all schemes but q6k scale both alike. `s` is the activations' scale, `u` that
+ * times their sum. */
+DN_INLINE v16f scaled(int scheme, int shift, dn_scales w, v16f total, v16i low, v16i high, float s, float u)
 {
     v16f sx = v_set1(s);
     if (scheme == DN_Q6K) {
-        v16f d = v_mul(v_load_f16((const uint16_t *)b->d + g / 8 * 16), sx);
-        v16f first = v_mul(d, v_load_i8((const int8_t *)b->s + g * 32));
-        v16f second = v_mul(d, v_load_i8((const int8_t *)b->s + g * 32 + 16));
-        total = v_fma(first, v_from_i(low), total);
-        return v_fma(second, v_from_i(high), total);
+        total = v_fma(v_mul(w.first, sx), v_from_i(low), total);
+        return v_fma(v_mul(w.second, sx), v_from_i(high), total);
     }
-    v16f sums = v_from_i(i_add(low, high));
-    if (scheme == DN_Q4K || scheme == DN_Q5K) {
-        v16f d = v_mul(v_load_f16((const uint16_t *)b->d + g / 8 * 16), v_load_u8(b->s + g * 16));
-        v16f m = v_mul(v_load_f16((const uint16_t *)b->m + g / 8 * 16), v_load_u8(b->mn + g * 16));
-        total = v_fma(v_mul(d, sx), sums, total);
-        return v_fma(m, v_set1(-s * (float)t), total);
-    }
-    int64_t at = g / per * 16;
-    total = v_fma(v_mul(v_scale(b->d, w->scale_f32, at), sx), sums, total);
-    if (b->m) total = v_fma(v_scale(b->m, w->scale_f32, at), v_set1(s * (float)t), total);
-    return total;
+    total = v_fma(v_mul(w.first, sx), v_from_i(i_add(low, high)), total);
+    return shift ? v_fma(w.offset, v_set1(u), total) : total;
 }
 
 DN_INLINE void put(float *y, v16f value, int32_t n, int32_t r)
@@ -125,7 +144,8 @@ DN_INLINE void one_row(int scheme, int streams, const dn_weight *w, const dn_inp
     const int8_t *x = in->q + row * in->k;
     const float *s = in->s + row * (in->k / 32);
     const int32_t *t = in->t + row * (in->k / 16);
-    int32_t zero = zero_of(scheme, w);
+    const float *u = in->u + row * (in->k / 32);
+    int shift = shifted(scheme, w);
     dn_block b[DN_STREAMS];
     v16f total[DN_STREAMS];
 #pragma GCC unroll 8
@@ -137,8 +157,11 @@ DN_INLINE void one_row(int scheme, int streams, const dn_weight *w, const dn_inp
         v16i low[DN_STREAMS], high[DN_STREAMS];
 #pragma GCC unroll 8
         for (int i = 0; i < streams; i++) {
-            low[i] = i_set1(-zero * t[2 * g]);
-            high[i] = i_set1(-zero * t[2 * g + 1]);
+            low[i] = high[i] = i_set1(0);
+            if (excess(scheme)) {
+                low[i] = i_set1(-excess(scheme) * t[2 * g]);
+                high[i] = i_set1(-excess(scheme) * t[2 * g + 1]);
+            }
         }
 #pragma GCC unroll 4
         for (int c = 0; c < 4; c++) {
@@ -160,8 +183,8 @@ DN_INLINE void one_row(int scheme, int streams, const dn_weight *w, const dn_inp
         for (int i = 0; i < streams; i++) {
             __builtin_prefetch(b[i].d + g * 32 + DN_PREFETCH / 4);
             if (scheme == DN_Q6K) __builtin_prefetch(b[i].h + g * 128 + DN_PREFETCH / 2);
-            total[i] = scaled(scheme, w, &b[i], g, per, total[i], low[i], high[i], s[g],
-                              t[2 * g] + t[2 * g + 1]);
+            total[i] = scaled(scheme, shift, group_scales(scheme, w, &b[i], g, per), total[i], low[i],
+                              high[i], s[g], u[g]);
         }
     }
 #pragma GCC unroll 8
@@ -173,7 +196,7 @@ DN_INLINE void several_rows(int scheme, int tokens, const dn_weight *w, const dn
                             int64_t row, float *y, int32_t r)
 {
     int64_t groups = w->k / 32, per = w->group / 32 ? w->group / 32 : 1;
-    int32_t zero = zero_of(scheme, w);
+    int shift = shifted(scheme, w);
     dn_block b = block_at(scheme, w, r);
     v16f total[DN_TOKENS];
 #pragma GCC unroll 8
@@ -182,18 +205,23 @@ DN_INLINE void several_rows(int scheme, int tokens, const dn_weight *w, const dn
         w64 first[4], second[4];
 #pragma GCC unroll 4
         for (int c = 0; c < 4; c++) chunk(scheme, &b, g, c, &first[c], &second[c]);
+        dn_scales scales = group_scales(scheme, w, &b, g, per);
 #pragma GCC unroll 8
         for (int i = 0; i < tokens; i++) {
             const int8_t *x = in->q + (row + i) * in->k + g * 32;
-            const int32_t *t = in->t + (row + i) * (in->k / 16) + 2 * g;
-            v16i low = i_set1(-zero * t[0]), high = i_set1(-zero * t[1]);
+            v16i low = i_set1(0), high = i_set1(0);
+            if (excess(scheme)) {
+                const int32_t *t = in->t + (row + i) * (in->k / 16) + 2 * g;
+                low = i_set1(-excess(scheme) * t[0]);
+                high = i_set1(-excess(scheme) * t[1]);
+            }
 #pragma GCC unroll 4
             for (int c = 0; c < 4; c++) {
                 low = dot(scheme, low, first[c], x + 4 * c);
                 high = dot(scheme, high, second[c], x + 16 + 4 * c);
             }
-            total[i] = scaled(scheme, w, &b, g, per, total[i], low, high,
-                              in->s[(row + i) * (in->k / 32) + g], t[0] + t[1]);
+            int64_t at = (row + i) * (in->k / 32) + g;
+            total[i] = scaled(scheme, shift, scales, total[i], low, high, in->s[at], in->u[at]);
         }
     }
 #pragma GCC unroll 8
@@ -216,31 +244,11 @@ DN_INLINE void int8_products(int scheme, const dn_weight *w, const dn_input *in,
     }
 }
 
-/* Scale and offset of group g as vectors of 16 rows; half 0 is inputs 0..15, half 1 the others.
- * value = scale · (q − zero) + offset */
-DN_INLINE void scale_and_offset(int scheme, const dn_weight *w, const dn_block *b, int64_t g,
-                                int64_t per, int half, v16f *scale, v16f *offset)
-{
-    *offset = v_set1(0);
-    if (scheme == DN_Q6K) {
-        v16f d = v_load_f16((const uint16_t *)b->d + g / 8 * 16);
-        *scale = v_mul(d, v_load_i8((const int8_t *)b->s + g * 32 + 16 * half));
-    } else if (scheme == DN_Q4K || scheme == DN_Q5K) {
-        v16f d = v_load_f16((const uint16_t *)b->d + g / 8 * 16);
-        v16f m = v_load_f16((const uint16_t *)b->m + g / 8 * 16);
-        *scale = v_mul(d, v_load_u8(b->s + g * 16));
-        *offset = v_sub(v_set1(0), v_mul(m, v_load_u8(b->mn + g * 16)));
-    } else {
-        *scale = v_scale(b->d, w->scale_f32, g / per * 16);
-        if (b->m) *offset = v_scale(b->m, w->scale_f32, g / per * 16);
-    }
-}
-
 /* Float activations, one row: weights are widened in registers. */
 DN_INLINE void float_row(int scheme, const dn_weight *w, const float *x, float *y, int32_t r)
 {
     int64_t groups = w->k / 32, per = w->group / 32 ? w->group / 32 : 1;
-    v16f zero = v_set1(scheme == DN_Q8 ? 0.0f : (float)zero_of(scheme, w));
+    v16f zero = v_set1(scheme == DN_Q6K ? 32.0f : 0.0f); /* q4's is in the offset */
     dn_block b = block_at(scheme, w, r);
     v16f total = v_set1(0);
     for (int64_t g = 0; g < groups; g++, x += 32) {
@@ -258,12 +266,12 @@ DN_INLINE void float_row(int scheme, const dn_weight *w, const float *x, float *
                 part[1] = v_fma(z, v_set1(x[16 + 4 * c + j]), part[1]);
             }
         }
+        dn_scales scales = group_scales(scheme, w, &b, g, per);
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
-            v16f scale, offset, sum = v_set1(v_sum(v_load(x + 16 * half)));
-            scale_and_offset(scheme, w, &b, g, per, half, &scale, &offset);
-            total = v_fma(scale, v_sub(part[half], v_mul(zero, sum)), total);
-            total = v_fma(offset, sum, total);
+            v16f sum = v_set1(v_sum(v_load(x + 16 * half)));
+            total = v_fma(half ? scales.second : scales.first, v_sub(part[half], v_mul(zero, sum)), total);
+            total = v_fma(scales.offset, sum, total);
         }
     }
     put(y, total, w->n, r);
@@ -273,11 +281,10 @@ DN_INLINE void float_row(int scheme, const dn_weight *w, const float *x, float *
 DN_INLINE void widen(int scheme, const dn_weight *w, int32_t r, float *tile)
 {
     int64_t groups = w->k / 32, per = w->group / 32 ? w->group / 32 : 1;
-    v16f zero = v_set1(scheme == DN_Q8 ? 0.0f : (float)zero_of(scheme, w));
+    v16f zero = v_set1(scheme == DN_Q6K ? 32.0f : 0.0f); /* q4's is in the offset */
     dn_block b = block_at(scheme, w, r);
     for (int64_t g = 0; g < groups; g++, tile += 512) {
-        v16f scale[2], offset[2];
-        for (int half = 0; half < 2; half++) scale_and_offset(scheme, w, &b, g, per, half, &scale[half], &offset[half]);
+        dn_scales scales = group_scales(scheme, w, &b, g, per);
 #pragma GCC unroll 4
         for (int c = 0; c < 4; c++) {
             w64 q[2];
@@ -286,7 +293,7 @@ DN_INLINE void widen(int scheme, const dn_weight *w, int32_t r, float *tile)
 #pragma GCC unroll 4
                 for (int j = 0; j < 4; j++) {
                     v16f a = scheme == DN_Q8 ? v_byte_signed(q[half], j) : v_byte(q[half], j);
-                    v16f value = v_fma(scale[half], v_sub(a, zero), offset[half]);
+                    v16f value = v_fma(half ? scales.second : scales.first, v_sub(a, zero), scales.offset);
                     v_store(tile + (16 * half + 4 * c + j) * 16, value);
                 }
             }

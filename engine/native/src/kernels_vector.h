@@ -1,5 +1,7 @@
 /* Kernels over vectors of floats: norms, activations, RoPE, and the quantisation of activations. */
 
+#include <float.h>
+
 DN_INLINE v16f v_exp(v16f x)
 {
     /* 2^n · e^r with |r| ≤ ln 2 / 2; the polynomial is the Taylor series to r^7, whose error is
@@ -38,19 +40,24 @@ static void rmsnorm(float *out, const float *x, const float *w, int32_t width, f
 }
 
 /* (k,) → int8, one scale per 32 inputs and the sums of q over 16. k is a multiple of 32.
- * `t` has two sums a group: inputs 0..15 and 16..31. */
-static void quantise(int8_t *q, float *s, int32_t *t, const float *x, int32_t k)
+ * `t` has two sums a group: inputs 0..15 and 16..31; `u` is the scale times both. */
+static void quantise(int8_t *q, float *s, int32_t *t, float *u, const float *x, int32_t k)
 {
     for (int32_t b = 0; b < k / 32; b++, x += 32, q += 32) {
         v16f low = v_load(x), high = v_load(x + 16);
         float top = v_top(v_max(v_abs(low), v_abs(high)));
-        v16f inverse = v_set1(top > 0 ? 127.0f / top : 0.0f);
+        float steps = 127.0f / top; /* infinite for no or next to no input: then q is 0 */
+        v16f inverse = v_set1(steps <= FLT_MAX ? steps : 0.0f);
+        /* a maximum passes NaN over; 0 · NaN and 0 · infinity do not */
+        float broken = v_sum(v_mul(v_add(v_mul(low, v_set1(0)), v_mul(high, v_set1(0))), v_set1(0)));
+        if (broken != 0.0f) inverse = v_set1(0), low = high = inverse;
         v16i a = i_round(v_mul(low, inverse)), c = i_round(v_mul(high, inverse));
         i_store_i8(q, a);
         i_store_i8(q + 16, c);
-        s[b] = top / 127.0f;
+        s[b] = top / 127.0f + broken;
         t[2 * b] = i_sum(a);
         t[2 * b + 1] = i_sum(c);
+        u[b] = s[b] * (float)(t[2 * b] + t[2 * b + 1]);
     }
 }
 

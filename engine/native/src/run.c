@@ -93,17 +93,18 @@ static dn_input prepare(dn_team *team, const dn_command *c, int32_t thread)
     int32_t rows = rows_of(team, c), k = c->width;
     dn_scratch *own = &team->scratch[thread];
     dn_shared *all = &team->shared;
-    dn_input in = {c->x, NULL, NULL, NULL, rows, k};
+    dn_input in = {.x = c->x, .rows = rows, .k = k};
     if (rows == 1) {
         if (c->norm) {
             kernels->rmsnorm(own->x, c->x, c->norm, k, c->eps);
             in.x = own->x;
         }
         if (c->flags & DN_INT8) {
-            kernels->quantise(own->q, own->s, own->t, in.x, k);
+            kernels->quantise(own->q, own->s, own->t, own->u, in.x, k);
             in.q = own->q;
             in.s = own->s;
             in.t = own->t;
+            in.u = own->u;
         }
         return in;
     }
@@ -116,13 +117,15 @@ static dn_input prepare(dn_team *team, const dn_command *c, int32_t thread)
             x = all->x + row * k;
         }
         if (c->flags & DN_INT8)
-            kernels->quantise(all->q + row * k, all->s + row * (k / 32), all->t + row * (k / 16), x, k);
+            kernels->quantise(all->q + row * k, all->s + row * (k / 32), all->t + row * (k / 16),
+                              all->u + row * (k / 32), x, k);
     }
     if (c->norm) in.x = all->x;
     if (c->flags & DN_INT8) {
         in.q = all->q;
         in.s = all->s;
         in.t = all->t;
+        in.u = all->u;
     }
     dn_barrier(team);
     return in;

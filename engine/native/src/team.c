@@ -207,6 +207,7 @@ static int64_t lay_scratch(dn_scratch *s, uint8_t *block, const dn_needs *n, int
     s->q = carve(block, &at, n->k);
     s->s = carve(block, &at, n->k / 32 * 4);
     s->t = carve(block, &at, n->k / 16 * 4);
+    s->u = carve(block, &at, n->k / 32 * 4);
     s->tile = carve(block, &at, n->k * 64);
     s->heads = carve(block, &at, (2 * n->group + 1) * n->dim * 4);
     s->scores = carve(block, &at, 4 * DN_CHUNK * 4);
@@ -221,6 +222,7 @@ static int64_t lay_shared(dn_shared *s, uint8_t *block, const dn_needs *n, int64
     s->q = carve(block, &at, tokens * n->k);
     s->s = carve(block, &at, tokens * n->k / 32 * 4);
     s->t = carve(block, &at, tokens * n->k / 16 * 4);
+    s->u = carve(block, &at, tokens * n->k / 32 * 4);
     s->parts = carve(block, &at, split * n->heads * chunks * (n->dim + 2) * 4);
     s->angles = carve(block, &at, 4 * tokens * n->dim / 2 * 4);
     return at;

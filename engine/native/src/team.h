@@ -13,6 +13,7 @@ typedef struct {
     int8_t *q;     /* (k,) */
     float *s;      /* (k/32,) */
     int32_t *t;    /* (k/16,) */
+    float *u;      /* (k/32,) */
     float *tile;   /* (k, 16) */
     float *heads;  /* (2 G + 1, D) rotated queries, prefix queries, key */
     float *scores; /* (4, DN_CHUNK) */
@@ -25,6 +26,7 @@ typedef struct {
     int8_t *q;    /* (T, k) */
     float *s;     /* (T, k/32) */
     int32_t *t;   /* (T, k/16) */
+    float *u;     /* (T, k/32) */
     float *parts; /* (T ≤ DN_SPLIT_ROWS, H, chunks, D + 2) */
     float *angles; /* (4, T, D/2): cosines, sines, and both for the prefix */
 } dn_shared;
