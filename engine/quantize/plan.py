@@ -18,6 +18,7 @@ from engine.quantize.ggml import Quantised
 from engine.quantize.repack import Repacked, lay_out, repack, require_finite, to_half
 from engine.quantize.schemes import LAYOUTS
 
+_FLOAT_TYPES = ("F32", "F16", "BF16", "F64")
 AS_IT_IS = "source"
 KEPT = "w8-32"
 # At 4 bits the output matrix, which in many models is the embedding too, keeps precision first: its
@@ -122,7 +123,12 @@ class QuantPlan:
                 return to_half(checkpoint, source, row_order, f"{problem}; kept as f16")
             made = quantise(checkpoint, source, scheme, row_order, self.layout)
             return dataclasses.replace(made, note=f"{problem}; quantised to {scheme}")
-        return quantise(checkpoint, source, scheme, row_order, self.layout)
+        made = quantise(checkpoint, source, scheme, row_order, self.layout)
+        kind = checkpoint.tensors[source].type
+        if kind in _FLOAT_TYPES or not made.error:
+            return made
+        note = f"{kind} in the file, quantised again to {scheme}; from floats it would lose less"
+        return dataclasses.replace(made, note=note)
 
 
 def quantise(

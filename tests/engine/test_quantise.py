@@ -239,6 +239,16 @@ def test_a_shape_that_no_group_divides_falls_back_and_is_noted(tmp_path: Path) -
     assert "blk.0.ffn_down.weight, blk.1.ffn_down.weight: 96 inputs" in text
 
 
+def test_quantising_what_is_quantised_already_is_noted(tmp_path: Path) -> None:
+    _, checkpoint = gguf_with(tmp_path, "Q4_1")
+    info, _ = build(tmp_path, model=checkpoint, scheme="w4", keep=["embed", "head.logits"])
+    assert "blk.0.ffn_down.weight: Q4_1 in the file, quantised again to w4-32" in "\n".join(
+        info.notes
+    )
+    lossless, _ = build(tmp_path, model=checkpoint, scheme="w4-32a")
+    assert not any("again" in note for note in lossless.notes)  # the same steps
+
+
 def test_a_shape_that_no_group_divides_is_refused_when_asked_strictly(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"token_embd.*72 inputs are no multiple of the 32"):
         build(tmp_path, model=odd_model(), scheme="w4-128", strict=True)
