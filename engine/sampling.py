@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+FIRST_SORTED = 256  # of the likeliest tokens
+
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
@@ -54,28 +56,73 @@ def choose(
     Ties go to the lowest id. The repetition penalty divides positive and multiplies negative logits
     (Keskar et al. 2019).
     """
+    penalised = sampling.repetition_penalty != 1.0 and len(previous)
+    if sampling.temperature == 0.0 and not penalised:
+        return int(np.argmax(logits))
     scores = logits.astype(np.float64)
-    if sampling.repetition_penalty != 1.0 and len(previous):
+    if penalised:
         seen = np.unique(np.asarray(previous, np.int64))
-        penalised = scores[seen]
         factor = sampling.repetition_penalty
-        scores[seen] = np.where(penalised > 0, penalised / factor, penalised * factor)
+        scores[seen] = np.where(scores[seen] > 0, scores[seen] / factor, scores[seen] * factor)
     if sampling.temperature == 0.0:
         return int(np.argmax(scores))
-    order = np.argsort(-scores, kind="stable")
-    if sampling.top_k:
-        order = order[: sampling.top_k]
+    return _drawn(scores, sampling, uniform(sampling.seed, index))
+
+
+def _drawn(scores: npt.NDArray[np.float64], sampling: Sampling, draw: float) -> int:
+    """The token at `draw` (0..1) of what the filters leave, the likeliest first.
+
+    Sorting a whole vocabulary takes longer than a decode step, so the likeliest are sorted, and
+    more of them only while the draw lies beyond.
+    """
+    count = len(scores)
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf
-        kept = (scores[order] - scores[order[0]]) / sampling.temperature
-    probabilities = np.exp(kept)
-    probabilities /= probabilities.sum()
+        weights = np.exp((scores - scores.max()) / sampling.temperature)
+    if sampling.top_k:
+        order = _likeliest(scores, min(sampling.top_k, count))[: sampling.top_k]
+        return _within(
+            order, weights[order], float(weights[order].sum()), sampling, draw, whole=True
+        )[0]
+    total, wanted = float(weights.sum()), FIRST_SORTED
+    while True:
+        whole = wanted >= count
+        order = _likeliest(scores, min(wanted, count))
+        token, found = _within(order, weights[order], total, sampling, draw, whole=whole)
+        if found:
+            return token
+        wanted *= 16
+
+
+def _likeliest(scores: npt.NDArray[np.float64], wanted: int) -> npt.NDArray[np.int64]:
+    """At least `wanted` ids by falling score, ties by id; whoever ties with the last is there."""
+    least = np.partition(scores, len(scores) - wanted)[len(scores) - wanted]
+    ids = np.flatnonzero(scores >= least)
+    return ids[np.argsort(-scores[ids], kind="stable")]
+
+
+def _within(
+    order: npt.NDArray[np.int64],
+    weights: npt.NDArray[np.float64],
+    total: float,
+    sampling: Sampling,
+    draw: float,
+    *,
+    whole: bool,
+) -> tuple[int, bool]:
+    """The token at `draw` of sorted `weights`, of which there are more unless `whole`; and whether
+    it is settled, which it is not when the filters or the draw reach behind them."""
+    cumulative = np.cumsum(weights / total)
+    kept = len(weights)
     if sampling.top_p < 1.0:
         # The smallest set whose mass reaches top_p: the token that crosses it belongs to it.
-        before = np.cumsum(probabilities) - probabilities
-        probabilities = probabilities[before < sampling.top_p]
+        kept = min(kept, int(np.searchsorted(cumulative, sampling.top_p, side="left")) + 1)
     if sampling.min_p > 0.0:
-        probabilities = probabilities[probabilities >= sampling.min_p * probabilities[0]]
-    cumulative = np.cumsum(probabilities)
-    draw = uniform(sampling.seed, index) * cumulative[-1]
-    position = int(np.searchsorted(cumulative, draw, side="right"))
-    return int(order[min(position, len(cumulative) - 1)])
+        kept = min(kept, int(np.count_nonzero(weights >= sampling.min_p * weights[0])))
+    ended = whole or kept < len(weights)
+    mass = cumulative[kept - 1] if ended else 1.0
+    if not ended and (sampling.top_p < 1.0 or sampling.min_p > 0.0):
+        return 0, False
+    position = int(np.searchsorted(cumulative[:kept], draw * mass, side="right"))
+    if position >= kept and not ended:
+        return 0, False
+    return int(order[min(position, kept - 1)]), True

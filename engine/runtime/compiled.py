@@ -46,6 +46,10 @@ class CompiledExecutor:
         self._place: _Arena | None = None
         self._commands: Any = None
         self._firsts: list[int] = []  # op → its first command
+        # Inputs are copied to where the commands look for them: asking numpy for an address takes
+        # longer than that.
+        self._inputs = {name: np.zeros(rows, np.int64) for name in program.inputs}
+        self._step = step_of(self._inputs)
 
     def run(self, state: State, taps: Taps | None = None) -> Buffer:
         """One step. `state` holds inputs and caches; returns the logits (R, V), a copy.
@@ -56,7 +60,7 @@ class CompiledExecutor:
         tokens = len(state["tokens"])
         if tokens > self._rows:
             raise ValueError(f"a step of {tokens} tokens, expected at most {self._rows}")
-        step = step_of(state)
+        step = self._step_of(state)
         self._team.trace_into(self.trace, self.step)
         if taps is None and not self._faults:
             if self._team.run(self._commands, step):
@@ -75,6 +79,13 @@ class CompiledExecutor:
 
     def close(self) -> None:
         """Nothing to end: the team belongs to the unit."""
+
+    def _step_of(self, state: State) -> Step:
+        for name, array in self._inputs.items():
+            values = state[name]
+            array[: len(values)] = values
+        self._step.tokens, self._step.rows = len(state["tokens"]), len(state["rows"])
+        return self._step
 
     def _run_alone(self, index: int, op: Op, state: State, step: Step, taps: Taps | None) -> None:
         if op.id in self._faults:

@@ -87,3 +87,38 @@ def test_any_options_choose_a_token_of_the_vocabulary(
 def test_options_out_of_range_are_named(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         Sampling(**bad)  # type: ignore[arg-type]
+
+
+def drawn_from_all(logits: np.ndarray, sampling: Sampling, index: int) -> int:
+    """The definition: sort the whole vocabulary, filter, draw."""
+    scores = logits.astype(np.float64)
+    order = np.argsort(-scores, kind="stable")
+    order = order[: sampling.top_k] if sampling.top_k else order
+    p = np.exp((scores[order] - scores[order[0]]) / sampling.temperature)
+    p /= p.sum()
+    if sampling.top_p < 1:
+        p = p[np.cumsum(p) - p < sampling.top_p]
+    if sampling.min_p:
+        p = p[p >= sampling.min_p * p[0]]
+    cumulative = np.cumsum(p)
+    draw = uniform(sampling.seed, index) * cumulative[-1]
+    return int(order[min(np.searchsorted(cumulative, draw, side="right"), len(p) - 1)])
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 6.0])  # flat: the draw lies far down the order
+@pytest.mark.parametrize("rounded", [False, True])  # many ties
+def test_a_draw_is_the_same_as_from_the_whole_sorted_vocabulary(
+    spread: float, rounded: bool
+) -> None:
+    random = np.random.default_rng(8)
+    for index in range(24):
+        logits = (random.standard_normal(6000) * spread).astype(np.float32)
+        logits = np.round(logits, 1) if rounded else logits
+        sampling = Sampling(
+            temperature=float(random.choice([0.5, 1.0, 2.0])),
+            top_k=int(random.choice([0, 0, 1, 40, 9000])),
+            top_p=float(random.choice([1.0, 0.9, 0.3])),
+            min_p=float(random.choice([0.0, 0.0, 0.05])),
+            seed=index,
+        )
+        assert choose(logits, sampling, index) == drawn_from_all(logits, sampling, index), sampling
