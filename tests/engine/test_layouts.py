@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -100,3 +101,62 @@ def test_the_numpy_unit_multiplies_by_every_kind_of_block(
     for tokens in (1, 3):
         found = unit._grouped(tensor, x[:tokens])
         assert np.linalg.norm(found - exact[:tokens]) < 1e-5 * np.linalg.norm(exact[:tokens])
+
+
+def integers(kind: str, raw: np.ndarray) -> np.ndarray:
+    """q of every weight (N, K), counted from 0, worked out from the values and row-order scales."""
+    tensor = packed(kind, raw, "row")
+    outputs, inputs = tensor.shape
+    step = np.repeat(tensor.parts["d"].astype(np.float64), tensor.group, axis=1)
+    offset = np.zeros_like(step)
+    if "m" in tensor.parts:
+        offset = np.repeat(tensor.parts["m"].astype(np.float64), tensor.group, axis=1)
+    found = (dequantize(tensor).astype(np.float64) - offset) / step
+    whole = np.rint(found).astype(np.int64)
+    assert whole.shape == (outputs, inputs)
+    return whole + {"Q4_0": 8, "Q6_K": 32}.get(kind, 0)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
+def test_interleaved_bytes_lie_where_the_kernels_read_them(kind: str) -> None:
+    """The places of the format's description, one weight at a time."""
+    outputs, inputs = 19, 512
+    raw = random_blocks(kind, outputs, inputs, seed=3)
+    for at in range(4, 16):  # no scale of 0, so that the integers can be worked out
+        if kind in ("Q4_K", "Q5_K"):
+            raw.reshape(outputs, -1, TYPES[kind].nbytes)[:, :, at] |= 0x11
+    if kind == "Q6_K":
+        raw.reshape(outputs, -1, 210)[:, :, 192:208] |= 1
+    wanted = integers(kind, raw)
+    parts = packed(kind, raw, "interleaved").parts
+    random = np.random.default_rng(4)
+    for n, k in random.integers(0, (outputs, inputs), (300, 2)):
+        block, row, group, inside = n // 16, n % 16, k // 32, k % 32
+        c, j = inside % 16 // 4, inside % 4
+        upper = inside >= 16
+        if kind == "Q8_0":
+            found = parts["q"][block, group * 512 + inside // 4 * 64 + row * 4 + j]
+        else:
+            byte = int(parts["q"][block, group * 256 + c * 64 + row * 4 + j])
+            found = byte >> 4 if upper else byte & 15
+        if kind == "Q5_K":
+            high = int(parts["h"][block, group * 64 + row * 4 + j])
+            found |= (high >> (2 * c + upper) & 1) << 4
+        if kind == "Q6_K":
+            high = int(parts["h"][block, group * 128 + c // 2 * 64 + row * 4 + j])
+            found |= (high >> ((c % 2) * 4 + 2 * upper) & 3) << 4
+        assert found == wanted[n, k], (n, k)
+
+
+@pytest.mark.parametrize("kind", sorted(BLOCKS))
+def test_outputs_past_the_last_weigh_nothing(kind: str) -> None:
+    inputs, outputs = 256, 21
+    tensor = packed(kind, random_blocks(kind, outputs, inputs, seed=5), "interleaved")
+    whole = dataclasses.replace(tensor, shape=(32, inputs))
+    assert not dequantize(whole)[outputs:].any()
+    for part in ("d", "m", "dm"):
+        if part in tensor.parts:
+            assert not tensor.parts[part][1, :, outputs - 16 :].any()
+    if kind == "Q4_0":  # also for a kernel that takes the zero point off before it scales
+        rest = tensor.parts["q"][1, : inputs * 8].reshape(-1, 16, 4)[:, outputs - 16 :]
+        assert (rest == 0x88).all()

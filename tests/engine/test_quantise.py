@@ -101,8 +101,11 @@ def test_each_weight_is_the_step_nearest_to_it(scheme: str, outputs: int, seed: 
     assert (np.abs(steps - nearest) <= 0.5 + 1e-3).all()
 
 
-@pytest.mark.parametrize("group", [32, 64, 128])
-def test_four_bits_lose_no_more_than_with_the_scale_of_the_largest_weight(group: int) -> None:
+@pytest.mark.parametrize(("group", "share"), [(32, 0.875), (64, 0.86), (128, 0.85)])
+def test_four_bits_lose_less_than_with_the_scale_of_the_largest_weight(
+    group: int, share: float
+) -> None:
+    """The eighth step on the wider side alone gives 0.88 of that error; the rest is the range."""
     values = weights(64, 512, seed=group)
     grouped = values.reshape(-1, group)
     step = np.abs(grouped).max(axis=1, keepdims=True) / 7
@@ -110,8 +113,8 @@ def test_four_bits_lose_no_more_than_with_the_scale_of_the_largest_weight(group:
     plain_error = np.linalg.norm(plain - grouped) / np.linalg.norm(grouped)
     _, error = packed(values, f"w4-{group}")
     _, asymmetric = packed(values, f"w4-{group}a")
-    assert error < 0.93 * plain_error
-    assert asymmetric < plain_error
+    assert error < share * plain_error
+    assert asymmetric < 0.72 * plain_error
 
 
 def test_narrower_groups_and_more_bits_lose_less() -> None:
