@@ -81,7 +81,7 @@ class EngineOptions:
             activations="int8",
             fused=True,
             kv="f16",
-            kv_layout="sd",
+            kv_layout="mixed",
         )
 
     @staticmethod
