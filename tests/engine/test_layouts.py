@@ -93,10 +93,10 @@ def test_some_rows_are_those_rows_of_the_whole(
 def test_the_numpy_unit_multiplies_by_every_kind_of_block(
     kind: str, layout: str, package_in: Callable[[str], Package]
 ) -> None:
-    """Groups of 16 inputs and single-precision scales are among them."""
-    tensor = packed(kind, random_blocks(kind, 50, 512, seed=1), layout)
+    """Groups of 16 inputs and single-precision scales are among them; two tiles of inputs."""
+    tensor = packed(kind, random_blocks(kind, 50, 4096, seed=1), layout)
     unit = Packed(package_in("F32"), 8)
-    x = np.random.default_rng(0).standard_normal((3, 512)).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal((3, 4096)).astype(np.float32)
     exact = x.astype(np.float64) @ dequantize(tensor).astype(np.float64).T
     for tokens in (1, 3):
         found = unit._grouped(tensor, x[:tokens])

@@ -22,6 +22,7 @@ from engine.package import Package, PackageInfo, build_package
 from engine.quantize.from_float import FloatScheme
 from engine.quantize.plan import quantise
 from engine.quantize.schemes import LAYOUTS, PackedTensor, dequantize
+from engine.units.packed import Packed
 
 SCHEMES = [
     f"w{bits}-{group}{asymmetric}"
@@ -275,6 +276,19 @@ def test_the_numpy_unit_agrees_with_the_reference_in_every_scheme_and_layout(
     steps = np.stack([decoder.advance(tokens[i : i + 1]) for i in range(4)])
     for found in (batch, steps):
         assert np.linalg.norm(found - exact) < 1e-5 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_numpy_unit_multiplies_by_groups_of_every_width(scheme: str, tmp_path: Path) -> None:
+    """More inputs than fit into one of its tiles."""
+    _, package = build(tmp_path)
+    tensor, _ = packed(weights(50, 4096, seed=9), scheme, "blocked")
+    unit = Packed(package, 8)
+    x = np.random.default_rng(0).standard_normal((3, 4096)).astype(np.float32)
+    exact = x.astype(np.float64) @ dequantize(tensor).astype(np.float64).T
+    for tokens in (1, 3):
+        found = unit._grouped(tensor, x[:tokens])
+        assert np.linalg.norm(found - exact[:tokens]) < 1e-5 * np.linalg.norm(exact[:tokens])
 
 
 def test_some_rows_of_a_large_embedding_cost_only_those_rows() -> None:
