@@ -124,8 +124,8 @@ def cpuinfo(cores: Sequence[Processor]) -> str:
 def write_folder(folder: Path, cores: Sequence[Processor], machine: Path = CPU_FOLDER) -> None:
     """Makes `folder` what /sys/devices/system/cpu of such a board is.
 
-    Which cores are there and how they lie is taken over from `machine`; strength and clock are
-    those of the cores. Caches are left out: they would be the machine's.
+    Which cores are there is taken over from `machine`, all else is that of the cores: each is one
+    hardware thread, which those of `machine` may not be. Caches are left out: nobody knows them.
     """
     folder.mkdir()
     for name in _LISTS:
@@ -134,14 +134,28 @@ def write_folder(folder: Path, cores: Sequence[Processor], machine: Path = CPU_F
     for number, core in enumerate(cores):
         own = folder / f"cpu{number}"
         identification, clock = own / "regs/identification", own / "cpufreq"
-        for place in (identification, clock, own / "topology"):
+        for place in (identification, clock):
             place.mkdir(parents=True)
         (own / "cpu_capacity").write_text(f"{round(STRONGEST * core.capacity / best)}\n")
         (clock / "cpuinfo_max_freq").write_text(f"{core.max_khz}\n")
         (identification / "midr_el1").write_text(f"0x{core.midr:016x}\n")
         _copy(machine / own.name / "online", own / "online")
-        for fact in sorted((machine / own.name / "topology").glob("*")):
-            _copy(fact, own / "topology" / fact.name)
+        (own / "topology").mkdir()
+        for name, value in _topology(number, len(cores)).items():
+            (own / "topology" / name).write_text(f"{value}\n")
+
+
+def _topology(number: int, count: int) -> dict[str, str]:
+    """The files that tell how a core lies among `count` in one package."""
+    alone, all_of_them = f"{number}", f"0-{count - 1}" if count > 1 else "0"
+    return {
+        "core_id": alone,
+        "core_cpus_list": alone,
+        "thread_siblings_list": alone,
+        "physical_package_id": "0",
+        "package_cpus_list": all_of_them,
+        "core_siblings_list": all_of_them,
+    }
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import engine
 from engine.native.features import hwcap_features
 from harness.boards import virtual
 from harness.boards.probe import probe
@@ -81,6 +82,20 @@ def test_mixed_cores_are_told_apart_by_number_capacity_and_features(connect: Con
     assert "asimddp" not in facts.features
     shown = out(session, "cat /proc/cpuinfo")
     assert out(session, 'python3 -c \'print(open("/proc/cpuinfo").read(), end="")\'') == shown
+
+
+def test_the_engine_on_mixed_cores_tries_the_big_ones_first(connect: Connect) -> None:
+    if (os.cpu_count() or 1) < 2:
+        pytest.skip("needs two cores")
+    session = connect(isa=["cortex-a53", "cortex-a76"])
+    facts = probe(session, deadline=soon())
+    code = (
+        "from engine.placement import allowed_here, candidates, collect, parse_cores; "
+        "first = candidates(parse_cores(collect()), allowed_here())[0]; "
+        "print(first.threads, first.cpus)"
+    )
+    said = out(session, f"PYTHONPATH={Path(engine.__file__).parents[1]} python3 -S -c '{code}'")
+    assert said.strip() == f"1 {facts.big_cores}"
 
 
 def test_what_an_emulated_python_starts_with_itself_is_emulated(connect: Connect) -> None:

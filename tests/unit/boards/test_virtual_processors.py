@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.native.features import parse_cpuinfo
+from engine.placement import CPUS, big_cores, candidates, collect, parse_cores
 from harness.boards.facts import Facts
 from harness.boards.parse import parse_probe
 from harness.boards.virtual.processors import (
@@ -96,21 +97,31 @@ def test_the_register_that_identifies_a_core_is_that_of_the_manual() -> None:
     assert (A53.midr, A76.midr) == (0x410FD034, 0x414FD0B1)
 
 
-def test_how_the_cores_lie_is_taken_over_from_the_machine_but_not_its_caches(
-    tmp_path: Path,
-) -> None:
+def test_each_core_is_one_thread_and_has_nothing_of_the_machine_s_own(tmp_path: Path) -> None:
     machine = tmp_path / "machine"
     (machine / "cpu0/topology").mkdir(parents=True)
     (machine / "cpu0/cache/index0").mkdir(parents=True)
-    (machine / "cpu0/topology/core_id").write_text("7\n")
+    (machine / "cpu0/topology/thread_siblings_list").write_text("0-1\n")
     (machine / "online").write_text("0-1\n")
-    write_folder(tmp_path / "shown", [A53, A76], machine)
     shown = tmp_path / "shown"
-    assert (shown / "cpu0/topology/core_id").read_text() == "7\n"
+    write_folder(shown, [A53, A76], machine)
+    assert (shown / "cpu1/topology/thread_siblings_list").read_text() == "1\n"
+    assert (shown / "cpu1/topology/core_siblings_list").read_text() == "0-1\n"
     assert (shown / "online").read_text() == "0-1\n"
     assert not (shown / "possible").exists()
     assert not (shown / "cpu0/cache").exists()
     assert (shown / "cpu1/regs/identification/midr_el1").read_text() == "0x00000000414fd0b1\n"
+
+
+def test_the_ladder_begins_with_the_big_cores(tmp_path: Path) -> None:
+    shown = tmp_path / CPUS
+    shown.parent.mkdir(parents=True)
+    write_folder(shown, on_cores(("cortex-a53", "cortex-a76"), 8), machine=tmp_path / "none")
+    cores = parse_cores(collect(tmp_path))
+    assert big_cores(cores, range(8)) == (4, 5, 6, 7)
+    first, *_, last = candidates(cores, range(8))
+    assert (first.threads, first.cpus) == (1, (4, 5, 6, 7))
+    assert (last.threads, last.cpus) == (8, None)
 
 
 def test_a_list_of_no_known_core_is_refused() -> None:
