@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 from rich.console import Console
 
@@ -56,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
         out = Console(width=FILE_WIDTH)
     if options.list:
         for name in names():
-            print(f"{name:16} {_module(name).SUMMARY}")
+            print(f"{name:16} {load(name).SUMMARY}")
         return 0
     unknown = sorted(set(options.bench) - set(names()))
     if unknown:
@@ -99,7 +100,7 @@ def main(argv: Sequence[str]) -> int:
         )
         start = time.monotonic()
         try:
-            for row in _module(name).run(bench):
+            for row in load(name).run(bench):
                 rows.append(row)
                 _progress(" | ".join(cell for cell in table.cells(row) if cell))
         except KeyboardInterrupt:
@@ -121,7 +122,8 @@ def main(argv: Sequence[str]) -> int:
     return exit_code(rows, strict=os.environ.get("HARNESS_STRICT", "") not in ("", "0"))
 
 
-def _module(name: str):  # type: ignore[no-untyped-def]  # a module that is found by name
+def load(name: str) -> ModuleType:
+    """The benchmark of that name; its file has underscores for dashes."""
     return importlib.import_module(f"{benches.__name__}.{name.replace('-', '_')}")
 
 

@@ -18,5 +18,5 @@ def run(bench: Bench) -> Iterator[Row]:
     model = bench.model("135m-q4_1")
     package = bench.package(model)
     configurations = {kind: (package, bench.options(kv=kind)) for kind in ("f16", *OTHERS)}
-    pairs = [Pair("f16", kind, f"cache {kind} against f16 at {DEPTH}") for kind in OTHERS]
+    pairs = [Pair("f16", kind, f"cache {kind} against f16, deep in the context") for kind in OTHERS]
     yield from compared(bench, model, configurations, pairs, count=TOKENS, depth=DEPTH)
