@@ -108,7 +108,8 @@ class Decoder:
             sequences=sequences,
             dtype=self.unit.dtype,
         )
-        self.executor = _executor(options, self.program, self.unit, trace)
+        rows = max(PREFILL_TOKENS, sequences)  # of one step, a batch's included
+        self.executor = _executor(options, self.program, self.unit, trace, rows)
         self.position = 0
         self._caches = self.cache.buffers()
 
@@ -216,12 +217,12 @@ class Decoder:
 
 
 def _executor(
-    options: EngineOptions, program: Program, unit: Unit, trace: Trace | None
+    options: EngineOptions, program: Program, unit: Unit, trace: Trace | None, rows: int
 ) -> Executor:
     if options.executor == "compiled":
         from engine.runtime.compiled import CompiledExecutor  # needs the native library
 
-        return CompiledExecutor(program, unit, trace, rows=PREFILL_TOKENS)
+        return CompiledExecutor(program, unit, trace, rows=rows)
     if options.executor == "async":
         from engine.runtime.async_ import AsyncExecutor
 

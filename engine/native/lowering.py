@@ -217,17 +217,18 @@ class Lowering:
         command.rope_scale = self.hp.rope_scale
 
 
-def cache_structure(keys: Any, values: Any, sequences: int, name: str) -> Cache:
+def cache_structure(keys: Any, values: Any, name: str) -> Cache:
     """One layer's cache: two views of engine.runtime.cache, or two plain float32 arrays
     (B·S, K, D). Raises ValueError for anything else."""
     slots, kv_heads, head_dim = keys.shape
-    structure = Cache(kv_heads=kv_heads, head_dim=head_dim, sequences=sequences)
+    structure = Cache(kv_heads=kv_heads, head_dim=head_dim)
     plain = not hasattr(keys, "scheme")
     scheme = "f32" if plain else keys.scheme
     layouts = ("numpy", "numpy") if plain else (keys.layout, values.layout)
     structure.scheme = KV_SCHEMES.index(scheme)
     structure.key_layout, structure.value_layout = map(KV_LAYOUTS.index, layouts)
     structure.slots = slots if plain else keys.slots
+    structure.sequences = slots // structure.slots
     multiple = 32 if scheme == "int4" else 16
     if head_dim % multiple:
         raise ValueError(

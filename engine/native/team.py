@@ -11,6 +11,14 @@ import numpy as np
 from engine.native.library import Library, Step
 from engine.runtime.trace import Trace
 
+# What dn_run returns for a step that it does not run → why.
+REFUSED = {
+    -2: "it has more rows than were reserved",
+    -3: "its ops rotate by different RoPE tables",
+    -4: "a token, row or slot lies outside of what there is",
+    -5: "its threads belong to the process that forked this one; make a decoder after the fork",
+}
+
 
 class Team:
     """Threads of the library, ended with the object. `pin[i]` is the CPU of helper thread i; the
@@ -34,18 +42,24 @@ class Team:
         if self._reserved and all(a >= b for a, b in zip(self._reserved, needs)):
             return
         needs = tuple(map(max, zip(self._reserved or needs, needs)))
+        self._reserved = ()  # what there was is given back first
         if self._functions.dn_reserve(self._handle, (ctypes.c_int64 * 6)(*needs)):
             raise MemoryError(f"no memory for {tokens} rows of activations")
         self._reserved = needs
 
     def run(self, commands: Any, step: Step, first: int = 0, count: int | None = None) -> bool:
-        """Run commands [first, first + count) of an array; True when one met bad numbers."""
+        """Run commands [first, first + count) of an array; True when one met bad numbers.
+
+        Raises RuntimeError for a step that the library refuses; nothing of it ran.
+        """
+        if not self._handle:
+            raise RuntimeError("the team of threads is closed")
         size = ctypes.sizeof(commands._type_)
         address = ctypes.addressof(commands) + first * size
         number = len(commands) - first if count is None else count
         result = self._functions.dn_run(self._handle, address, number, ctypes.byref(step))
-        if result < -1:
-            raise RuntimeError(f"the native library refused a step ({result}): {number} commands")
+        if result in REFUSED:
+            raise RuntimeError(f"the native library refused a step: {REFUSED[result]}")
         return bool(result)
 
     def trace_into(self, trace: Trace | None, step: int) -> None:

@@ -26,23 +26,27 @@ class Weights:
 
     def __init__(self, package: Package, *, huge_pages: bool = False) -> None:
         self.package = package
+        # Structures hold addresses alone: the mapping stays while its arrays are held.
+        self._mapped = [part for t in package.tensors.values() for part in t.parts.values()]
         self._structures: dict[str, Weight] = {}
         self._vectors: dict[str, npt.NDArray[np.generic]] = {}
         self._huge = _HugeCopy(package) if huge_pages else None
 
     def matrix(self, name: str) -> Weight:
         """A tensor (N, K). Raises ValueError for one that the kernels cannot read."""
-        if name not in self._structures:
-            self._structures[name] = self._structure(self.package.tensors[name])
-        return self._structures[name]
+        found = self._structures.get(name)
+        if found is None:  # of two threads that make one, both get the first
+            found = self._structures.setdefault(name, self._structure(self.package.tensors[name]))
+        return found
 
     def vector(self, name: str) -> int:
         """Address of a norm or bias (N,) as float32, or of frequencies (D/2,) as float64."""
-        if name not in self._vectors:
+        found = self._vectors.get(name)
+        if found is None:
             tensor = self.package.tensors[name]
             data = tensor.parts["data"] if tensor.scheme == "f64" else dequantize(tensor)
-            self._vectors[name] = np.ascontiguousarray(data)
-        return int(self._vectors[name].ctypes.data)
+            found = self._vectors.setdefault(name, np.ascontiguousarray(data))
+        return int(found.ctypes.data)
 
     def address(self, part: npt.NDArray[np.generic]) -> int:
         """Where the kernels read a part: in the mapped file, or in its huge copy."""

@@ -7,6 +7,7 @@ taps or planted faults want to look in between, the same commands run op by op, 
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Collection
 from typing import Any
 
@@ -20,9 +21,10 @@ from engine.program.placement import part_of
 from engine.program.shapes import buffer_shapes
 from engine.runtime.arena import Plan, Span, plan
 from engine.runtime.state import Buffer, NonFinite, State
+from engine.runtime.sync import checked, require_finite
 from engine.runtime.trace import Taps, Trace
 from engine.units.base import prepare
-from engine.units.native import Native, failure, step_of
+from engine.units.native import Native, finish, step_of
 
 MOST_ROWS = 128  # tokens of one step, as prefill runs
 
@@ -36,6 +38,7 @@ class CompiledExecutor:
     ) -> None:
         self.program, self.unit, self.trace = program, unit, trace
         self.step = 0
+        self._recording = False
         self._native: Native = unit if isinstance(unit, Native) else unit.unit
         prepare(unit, program)
         self.parts = tuple(part_of(op) for op in program.ops)
@@ -54,22 +57,23 @@ class CompiledExecutor:
     def run(self, state: State, taps: Taps | None = None) -> Buffer:
         """One step. `state` holds inputs and caches; returns the logits (R, V), a copy.
 
-        Raises NonFinite or CacheOverflow naming the first op with bad numbers.
+        Raises NonFinite or CacheOverflow naming the first op with bad numbers, KeyError for an
+        input that is missing, ValueError for more rows than the executor was made for.
         """
+        rows = max(len(state["tokens"]), len(state["rows"]))
+        if rows > self._rows:
+            raise ValueError(f"a step of {rows} rows, expected at most {self._rows}")
         self._bind(state)
-        tokens = len(state["tokens"])
-        if tokens > self._rows:
-            raise ValueError(f"a step of {tokens} tokens, expected at most {self._rows}")
         step = self._step_of(state)
-        self._team.trace_into(self.trace, self.step)
-        if taps is None and not self._faults:
-            if self._team.run(self._commands, step):
-                raise self._failure(self.program.ops[step.bad_op], state, step)
-        else:
-            for index, op in enumerate(self.program.ops):
-                self._run_alone(index, op, state, step, taps)
-        if self.trace is not None:
-            self.trace.recorded = self._team.recorded
+        self._record(True)
+        try:
+            if taps is None and not self._faults:
+                self._run_whole(state, step)
+            else:
+                for index, op in enumerate(self.program.ops):
+                    self._run_alone(index, op, state, step, taps)
+        finally:
+            self._record(False)
         self.step += 1
         return self._view(self.program.output, step).copy()
 
@@ -81,31 +85,74 @@ class CompiledExecutor:
         """Nothing to end: the team belongs to the unit."""
 
     def _step_of(self, state: State) -> Step:
+        tokens, rows = len(state["tokens"]), len(state["rows"])
         for name, array in self._inputs.items():
-            values = state[name]
-            array[: len(values)] = values
-        self._step.tokens, self._step.rows = len(state["tokens"]), len(state["rows"])
+            values, wanted = state[name], rows if name == "rows" else tokens
+            if len(values) != wanted:
+                raise ValueError(f"input {name} has {len(values)} rows, expected {wanted}")
+            array[:wanted] = values
+        self._step.tokens, self._step.rows = tokens, rows
         return self._step
+
+    def _record(self, on: bool) -> None:
+        """Let the commands that follow fill the trace, or no longer."""
+        if self.trace is None or on == self._recording:
+            return
+        self._recording = on
+        if on:
+            self._team.trace_into(self.trace, self.step)
+        else:
+            self.trace.recorded = self._team.recorded
+            self._team.trace_into(None, 0)
+
+    def _run_whole(self, state: State, step: Step) -> None:
+        first = 0
+        while first < len(self._commands) and self._team.run(self._commands, step, first):
+            index = step.bad_op
+            self._examine(index, state, step)
+            first = self._firsts[index + 1]  # what was bad stayed inside the op
+
+    def _examine(self, index: int, state: State, step: Step) -> None:
+        """An op stopped at bad numbers. Raises NonFinite or CacheOverflow unless it writes none."""
+        op = self.program.ops[index]
+        self._record(False)
+        within = (self._firsts[index], self._firsts[index + 1])
+        try:
+            finish(op, self._team, self._commands, step, state, within)
+        except NonFinite as error:
+            error.step = self.step
+            raise
+        for name in checked(op):
+            require_finite(self.step, op, self._view(name, step))
+        self._record(True)
 
     def _run_alone(self, index: int, op: Op, state: State, step: Step, taps: Taps | None) -> None:
         if op.id in self._faults:
-            given = {**state, **{name: self._view(name, step) for name in self._known(op)}}
-            try:
-                self.unit.execute(op, given)
-            except NonFinite as error:
-                error.step = self.step
-                raise
-            for name in op.writes:
-                if name not in op.appends:
-                    self._view(name, step)[...] = given[name]
-                    if not np.isfinite(given[name]).all():
-                        raise self._failure(op, state, step)
+            self._run_faulty(index, op, state, step)
         else:
             first, behind = self._firsts[index], self._firsts[index + 1]
             if self._team.run(self._commands, step, first, behind - first):
-                raise self._failure(op, state, step)
+                self._examine(index, state, step)
         if taps is not None and taps.wants(op):
             taps.record(op, {**state, **{name: self._view(name, step) for name in self._made(op)}})
+
+    def _run_faulty(self, index: int, op: Op, state: State, step: Step) -> None:
+        """As the sync executor does it; then what it wrote goes where the commands look for it."""
+        given = {**state, **{name: self._view(name, step) for name in self._known(op)}}
+        self._record(False)
+        start = time.perf_counter_ns()
+        try:
+            self.unit.execute(op, given)
+        except NonFinite as error:
+            error.step = self.step
+            raise
+        if self.trace is not None:
+            self.trace.record(self.step, index, start, time.perf_counter_ns())
+        for name in checked(op):
+            require_finite(self.step, op, given[name])
+        for name in self._made(op):
+            self._view(name, step)[...] = given[name]
+        self._record(True)
 
     def _known(self, op: Op) -> list[str]:
         outside = {*self.program.inputs, *self.program.caches}
@@ -119,12 +166,6 @@ class CompiledExecutor:
         if self._place is None:
             raise RuntimeError("nothing ran yet")
         return self._place.view(name, step.rows if name in self._place.selected else step.tokens)
-
-    def _failure(self, op: Op, state: State, step: Step) -> Exception:
-        views = {name: self._view(name, step) for name in self._made(op)}
-        error = failure(op, {**state, **views}, step)
-        error.step = self.step
-        return error
 
     def _bind(self, state: State) -> None:
         """Make the commands for these caches, unless they are made already."""
@@ -184,9 +225,7 @@ class _Arena:
         return self._widths[name]
 
     def cache(self, keys: str, values: str) -> Cache:
-        views = self._state[keys], self._state[values]
-        sequences = getattr(views[0], "sequences", 1)
-        self._caches.append(cache_structure(*views, sequences, keys))
+        self._caches.append(cache_structure(self._state[keys], self._state[values], keys))
         return self._caches[-1]
 
 

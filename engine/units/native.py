@@ -21,10 +21,8 @@ from engine.native.team import Team
 from engine.native.weights import Weights
 from engine.package import Package
 from engine.program.ops import Op, Program
-from engine.runtime.state import CacheOverflow, NonFinite, State
-
-HALF_MAX = 65504.0
-LEVELS = {"int8": 127, "int4": 7}
+from engine.runtime.cache import range_limit
+from engine.runtime.state import CacheOverflow, State
 
 
 def create(
@@ -102,17 +100,16 @@ class Native:
         return self.weights.touch(self.library)
 
     def execute(self, op: Op, state: State) -> None:
-        """See engine.units.base.Unit. Raises NonFinite or CacheOverflow (with step 0)."""
+        """See engine.units.base.Unit. Raises CacheOverflow (with step 0)."""
         place = _Arrays(op, state)
         commands = self.lowering.lower(op, place)
         array = (Command * len(commands))(*commands)
         step = step_of(state, place.rows)
         team = self.team()
         team.reserve(array, max(step.tokens, step.rows))
-        failed = team.run(array, step)
+        if team.run(array, step):
+            finish(op, team, array, step, state)
         state.update({name: place.written[name] for name in op.writes if name in place.written})
-        if failed:
-            raise failure(op, state, step)
 
 
 class _Arrays:
@@ -144,18 +141,20 @@ class _Arrays:
         return int(self.written[name].ctypes.data)
 
     def cache(self, keys: str, values: str) -> Cache:
-        views = self.state[keys], self.state[values]
-        sequences = getattr(views[0], "sequences", 1)
-        self._caches.append(cache_structure(*views, sequences, keys))
+        self._caches.append(cache_structure(self.state[keys], self.state[values], keys))
         return self._caches[-1]
 
 
 def step_of(state: State, rows: int | None = None) -> Step:
     """The inputs of a step as the library takes them; keeps the arrays alive by itself.
 
-    `rows` is how many the commands work on, where that is not the step's number of tokens.
+    `rows` is how many the commands work on, where that is not the step's number of tokens. Raises
+    ValueError for an input with another number of rows.
     """
     step = Step()
+    step.tokens = len(state["tokens"]) if rows is None else rows
+    step.rows = len(state["rows"]) if "rows" in state else 0
+    tokens = len(state["tokens"]) if "tokens" in state else step.tokens
     held = []
     for field, name in (
         ("ids", "tokens"),
@@ -168,27 +167,38 @@ def step_of(state: State, rows: int | None = None) -> Step:
     ):
         if name in state:
             array = np.ascontiguousarray(state[name], np.int64)
+            wanted = (step.rows if name == "rows" else tokens,)
+            if array.shape != wanted:
+                raise ValueError(f"input {name} has shape {array.shape}, expected {wanted}")
             held.append(array)
             setattr(step, field, array.ctypes.data)
     step.held = held
-    step.tokens = len(state["tokens"]) if rows is None else rows
-    step.rows = len(state["rows"]) if "rows" in state else 0
     return step
 
 
-def failure(op: Op, state: Mapping[str, Any], step: Step) -> NonFinite:
-    """What an op's bad numbers are, from what it wrote."""
-    if step.overflow:
-        cache = state[op.appends[0]]
-        scheme = getattr(cache, "scheme", "f32")
-        limit = float(np.finfo(np.float32).max)
-        if scheme != "f32":
-            limit = HALF_MAX * LEVELS.get(scheme, 1)
-        size = int(np.prod(cache.shape[1:])) * step.tokens * 2
-        return CacheOverflow(op, 1, size, scheme, limit)
-    outputs = [state[name] for name in op.writes if name not in op.appends and name in state]
-    flat = np.concatenate([np.asarray(values).reshape(-1) for values in outputs])
-    nans = int(np.isnan(flat).sum())
-    count = int(flat.size - np.count_nonzero(np.isfinite(flat)))
-    kind = "NaN" if nans == count else "infinite" if not nans else "NaN or infinite"
-    return NonFinite(0, op, count, flat.size, kind)
+def finish(
+    op: Op,
+    team: Team,
+    commands: Any,
+    step: Step,
+    state: State,
+    within: tuple[int, int] | None = None,
+) -> None:
+    """Run all commands of an op that stopped at bad numbers: an executor then sees whether and
+    where they show in what it writes. `within` are its first command and the one behind its last.
+
+    Raises CacheOverflow (with step 0).
+    """
+    first, behind = within or (0, len(commands))
+    number = first
+    while number < behind and behind - first > 1 and not step.overflow:
+        team.run(commands, step, number, 1)
+        number += 1
+    if not step.overflow:
+        return
+    append = next(part for part in op.parts if part.kind == "kv_append")
+    cache = state[append.writes[0]]
+    scheme = getattr(cache, "scheme", "f32")
+    limit = range_limit(scheme) if scheme != "f32" else float(np.finfo(np.float32).max)
+    size = int(np.prod(cache.shape[1:])) * step.tokens * len(append.writes)
+    raise CacheOverflow(append, step.overflow, size, scheme, limit)

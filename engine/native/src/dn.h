@@ -72,7 +72,7 @@ typedef struct {
     const int64_t *ids, *positions, *row_index, *slots, *starts, *visible, *prefix_positions;
     /* results */
     int32_t bad_op;       /* the first op whose output was not finite, or -1 */
-    int32_t overflow;     /* a key or value did not fit the cache's float16 */
+    int32_t overflow;     /* keys and values that the cache's scheme cannot hold */
 } dn_step;
 
 typedef struct { int64_t step, op, start_ns, end_ns; } dn_event;
@@ -88,7 +88,10 @@ int32_t dn_team_threads(const dn_team *);
  * a linear, `group` H/K, `slots` those of one sequence. */
 typedef struct { int64_t tokens, k, dim, heads, group, slots; } dn_needs;
 int32_t dn_reserve(dn_team *, const dn_needs *);
-/* Run commands; returns 0, or -1 when one was stopped (see dn_step). */
+/* Run commands; returns 0, or DN_STOPPED when one met bad numbers (see dn_step). The others refuse
+ * a step before anything of it ran: more rows than reserved; commands with different RoPE tables; a
+ * token, row or slot that does not exist; a team whose helpers live in the process that forked. */
+enum { DN_STOPPED = -1, DN_TOO_LARGE = -2, DN_TWO_ROPES = -3, DN_OUTSIDE = -4, DN_FORKED = -5 };
 int32_t dn_run(dn_team *, const dn_command *, int32_t count, dn_step *);
 /* Where the trace goes: a ring of `capacity` events (NULL: none); `*recorded` counts all. */
 void dn_trace(dn_team *, dn_event *ring, int64_t capacity, int64_t *recorded, int64_t step);
@@ -126,7 +129,8 @@ typedef struct {
     void (*embed)(const dn_weight *, int64_t row, float *out);
     void (*rope)(float *out, const float *x, const float *cos, const float *sin, int32_t heads,
                  int32_t head_dim);
-    /* One key/value head's vector into slot `slot`; returns 1 when float16 cannot hold it. */
+    /* One key/value head's vector into slot `slot`; returns how many values the cache cannot hold:
+     * then nothing is written. */
     int32_t (*append)(const dn_cache *, int32_t is_value, int64_t slot, int32_t head, const float *x);
     /* Part of an attention: heads of one group over slots [from, to) of a sequence.
      * q (G, D) scaled, prefix (G, D) for slots below `keep`; part (G, D + 2): o, max, sum. */

@@ -15,7 +15,8 @@ DN_INLINE uint8_t *region(const dn_cache *c, int32_t layout, void *data, int64_t
 {
     int64_t sequence = start / c->slots;
     int64_t elements = (sequence * c->kv_heads + head) * c->slots * c->head_dim;
-    if (layout == DN_SKD) elements = (sequence * c->slots * c->kv_heads + head) * c->head_dim;
+    /* Plain arrays do not say where a sequence ends, and do not need to. */
+    if (layout == DN_SKD) elements = (start * c->kv_heads + head) * c->head_dim;
     return (uint8_t *)data + elements * element_bytes_times_two(c->scheme) / 2;
 }
 /* Elements from a slot's row to the next. */
@@ -33,19 +34,17 @@ static int32_t append(const dn_cache *c, int32_t is_value, int64_t slot, int32_t
     int32_t dim = c->head_dim, layout = is_value ? c->value_layout : c->key_layout;
     int64_t start = slot / c->slots * c->slots, at = slot - start;
     uint8_t *data = region(c, layout, is_value ? c->v : c->k, start, head);
-    float scale = 0;
-    for (int32_t d = 0; d < dim; d++) /* NaN is not below anything */
-        if (!(fabsf(x[d]) <= FLT_MAX)) return 1;
+    float scale = 0, levels = c->scheme == DN_KV_INT8 ? 127.0f : c->scheme == DN_KV_INT4 ? 7.0f : 1.0f;
+    float limit = c->scheme == DN_KV_F32 ? FLT_MAX : 65504.0f * levels;
+    int32_t lost = 0;
+    for (int32_t d = 0; d < dim; d++) lost += !(fabsf(x[d]) <= limit); /* NaN is not below anything */
+    if (lost) return lost;
     if (c->scheme >= DN_KV_INT8) {
-        float top = 0, levels = c->scheme == DN_KV_INT8 ? 127.0f : 7.0f;
+        float top = 0;
         for (int32_t d = 0; d < dim; d++) top = fabsf(x[d]) > top ? fabsf(x[d]) : top;
         uint16_t half = float_to_half(top / levels);
-        if ((half & 0x7c00) == 0x7c00) return 1;
         scales_of(c, is_value ? c->v_scale : c->k_scale, start, head)[at] = half;
         scale = half_to_float(half);
-    } else if (c->scheme == DN_KV_F16) {
-        for (int32_t d = 0; d < dim; d++)
-            if (fabsf(x[d]) > 65504.0f) return 1;
     }
     for (int32_t d = 0; d < dim; d++) {
         int64_t i = layout == DN_DS ? (at / PANEL * dim + d) * PANEL + at % PANEL : at * pitch(c, layout) + d;

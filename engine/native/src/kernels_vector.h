@@ -5,8 +5,9 @@
 DN_INLINE v16f v_exp(v16f x)
 {
     /* 2^n · e^r with |r| ≤ ln 2 / 2; the polynomial is the Taylor series to r^7, whose error is
-     * below float32 rounding there. Inputs below -87 give the smallest normal numbers, not 0. */
-    x = v_max(v_min(x, v_set1(88.0f)), v_set1(-87.0f));
+     * below float32 rounding there. Inputs below -87 give the smallest normal numbers, not 0.
+     * x stands second: of a NaN, minimum and maximum give the second operand, so NaN stays. */
+    x = v_max(v_set1(-87.0f), v_min(v_set1(88.0f), x));
     v16i n = i_round(v_mul(x, v_set1(1.44269504088896341f)));
     v16f f = v_from_i(n);
     v16f r = v_fma(f, v_set1(-0.693359375f), x);

@@ -12,10 +12,10 @@ static int32_t rows_of(const dn_team *team, const dn_command *c)
     return c->flags & DN_ROWS_R ? team->step->rows : team->step->tokens;
 }
 
-static void bad(dn_team *team, const dn_command *c, int overflow)
+static void bad(dn_team *team, const dn_command *c, int32_t overflow)
 {
     int32_t at = (int32_t)(c - team->commands) + 1, none = 0;
-    if (overflow) team->step->overflow = 1;
+    if (overflow) atomic_fetch_add(&team->overflow, overflow);
     /* All threads are at the same command, so whoever comes first names it. */
     if (atomic_compare_exchange_strong(&team->stop, &none, at)) team->step->bad_op = c->op;
 }
@@ -42,15 +42,42 @@ static float *angle_table(const dn_team *team, int32_t which, int32_t half)
     return team->shared.angles + (int64_t)which * team->step->tokens * half;
 }
 
+static int outside(const int64_t *values, int64_t count, int64_t first, int64_t behind)
+{
+    int bad = values == NULL;
+    for (int64_t i = 0; values && i < count; i++) bad |= values[i] < first || values[i] >= behind;
+    return bad;
+}
+
+/* Whether a command would read or write beyond what there is. */
+static int beyond(const dn_team *team, const dn_command *c)
+{
+    const dn_step *s = team->step;
+    if (c->kind == DN_EMBED) return outside(s->ids, s->tokens, 0, c->w[0]->n);
+    if (c->kind == DN_SELECT) return outside(s->row_index, s->rows, 0, s->tokens);
+    if (!c->cache) return 0;
+    int64_t slots = c->cache->slots, all = slots * c->cache->sequences;
+    int plain = c->cache->key_layout == DN_SKD; /* one run of slots, in which a sequence may begin anywhere */
+    if (c->kind == DN_KV_APPEND || c->flags & DN_FUSED)
+        if (outside(s->slots, s->tokens, 0, all)) return 1;
+    if (c->kind != DN_ATTENTION) return 0;
+    if (outside(s->visible, s->tokens, 1, least(slots, team->reserved.slots) + 1)) return 1;
+    if (outside(s->starts, s->tokens, 0, all)) return 1;
+    for (int32_t t = 0; t < s->tokens; t++)
+        if (plain ? s->starts[t] + s->visible[t] > all : s->starts[t] % slots != 0) return 1;
+    return 0;
+}
+
 int32_t dn_start_step(dn_team *team);
 int32_t dn_start_step(dn_team *team)
 {
     const dn_command *first = NULL;
     for (int32_t i = 0; i < team->count; i++) {
         const dn_command *c = &team->commands[i];
+        if (beyond(team, c)) return DN_OUTSIDE;
         if (!c->inv_freq) continue;
         if (!first) first = c;
-        if (c->inv_freq != first->inv_freq || c->head_dim != first->head_dim) return -1;
+        if (c->inv_freq != first->inv_freq || c->head_dim != first->head_dim) return DN_TWO_ROPES;
     }
     if (!first) return 0;
     dn_step *s = team->step;
@@ -85,6 +112,12 @@ static void run_rmsnorm(dn_team *team, const dn_command *c, int32_t thread)
     }
 }
 
+/* What quantised activations stand for, where floats are multiplied after all. */
+static void widened(float *x, const int8_t *q, const float *s, int32_t k)
+{
+    for (int32_t i = 0; i < k; i++) x[i] = (float)q[i] * s[i / 32];
+}
+
 /* What goes into a linear: normalised and quantised by each thread for itself when there is one
  * row, by rows and together when there are several. */
 static dn_input prepare(dn_team *team, const dn_command *c, int32_t thread)
@@ -105,6 +138,10 @@ static dn_input prepare(dn_team *team, const dn_command *c, int32_t thread)
             in.s = own->s;
             in.t = own->t;
             in.u = own->u;
+            if (c->flags & DN_DEQUANTISE) {
+                widened(own->x, own->q, own->s, k);
+                in.x = own->x;
+            }
         }
         return in;
     }
@@ -116,11 +153,13 @@ static dn_input prepare(dn_team *team, const dn_command *c, int32_t thread)
             kernels->rmsnorm(all->x + row * k, x, c->norm, k, c->eps);
             x = all->x + row * k;
         }
-        if (c->flags & DN_INT8)
+        if (c->flags & DN_INT8) {
             kernels->quantise(all->q + row * k, all->s + row * (k / 32), all->t + row * (k / 16),
                               all->u + row * (k / 32), x, k);
+            if (c->flags & DN_DEQUANTISE) widened(all->x + row * k, all->q + row * k, all->s + row * (k / 32), k);
+        }
     }
-    if (c->norm) in.x = all->x;
+    if (c->norm || c->flags & DN_DEQUANTISE) in.x = all->x;
     if (c->flags & DN_INT8) {
         in.q = all->q;
         in.s = all->s;
@@ -183,16 +222,21 @@ static void append(dn_team *team, const dn_command *c, int64_t t, int32_t head, 
 {
     int64_t slot = team->step->slots[t];
     int32_t lost = team->kernels->append(c->cache, 0, slot, head, k);
-    lost |= team->kernels->append(c->cache, 1, slot, head, v);
-    if (lost) bad(team, c, 1);
+    lost += team->kernels->append(c->cache, 1, slot, head, v);
+    if (lost) bad(team, c, lost);
 }
 
+/* Keys and values are shared out by heads, for all rows of a step: two slots of a head may lie in
+ * the two halves of the same bytes. */
 static void run_append(dn_team *team, const dn_command *c, int32_t thread)
 {
-    int64_t items = (int64_t)rows_of(team, c) * c->kv_heads, dim = c->head_dim;
-    int32_t from = share(items, thread, team->threads), to = share(items, thread + 1, team->threads);
-    for (int64_t i = from; i < to; i++)
-        append(team, c, i / c->kv_heads, (int32_t)(i % c->kv_heads), c->x + i * dim, c->x2 + i * dim);
+    int32_t from = share(c->kv_heads, thread, team->threads), rows = rows_of(team, c);
+    int32_t to = share(c->kv_heads, thread + 1, team->threads);
+    for (int32_t head = from; head < to; head++)
+        for (int64_t t = 0; t < rows; t++) {
+            int64_t at = (t * c->kv_heads + head) * c->head_dim;
+            append(team, c, t, head, c->x + at, c->x2 + at);
+        }
 }
 
 /* Queries of one row and key/value head, scaled by 1/√D and, when fused, rotated. */
@@ -250,10 +294,10 @@ static void run_attention(dn_team *team, const dn_command *c, int32_t thread)
     int fused = (c->flags & DN_FUSED) != 0, split = rows <= DN_SPLIT_ROWS;
     for (int32_t t = 0; t < rows; t++) longest = visible[t] > longest ? visible[t] : longest;
     int32_t chunks = (int32_t)((longest + DN_CHUNK - 1) / DN_CHUNK);
-    if (fused && rows > 1) { /* later rows see what earlier ones append */
-        int64_t items = (int64_t)rows * c->kv_heads;
-        for (int64_t i = share(items, thread, team->threads); i < share(items, thread + 1, team->threads); i++)
-            rotate_and_append(team, c, i / c->kv_heads, (int32_t)(i % c->kv_heads), key);
+    if (fused && rows > 1) { /* later rows see what earlier ones append; by heads: see run_append */
+        int32_t head = share(c->kv_heads, thread, team->threads);
+        for (; head < share(c->kv_heads, thread + 1, team->threads); head++)
+            for (int32_t t = 0; t < rows; t++) rotate_and_append(team, c, t, head, key);
         dn_barrier(team);
     }
     int64_t items = (int64_t)rows * c->kv_heads * (split ? chunks : 1), last = -1;
@@ -272,7 +316,7 @@ static void run_attention(dn_team *team, const dn_command *c, int32_t thread)
             if (begin >= slots) { /* nothing of this row: padding, where it is asked for */
                 if (c->flags & DN_PADDED)
                     team->kernels->attend(c->cache, starts[t], head, group, q, prefix, c->keep, begin,
-                                          least(begin + DN_CHUNK, longest), own->scores, own->parts);
+                                          least(begin + DN_CHUNK, longest), own->scores, parts);
                 continue;
             }
             int64_t slot = team->step->slots ? team->step->slots[t] - starts[t] : -1;
@@ -332,7 +376,7 @@ void dn_work(dn_team *team, int32_t thread)
         default: run_elements(team, c, thread);
         }
         if (i + 1 < team->count) dn_barrier(team); /* after the last one the caller waits */
-        if (traced) {
+        if (traced && (i + 1 == team->count || team->commands[i + 1].op != c->op)) {
             int64_t now = dn_now_ns();
             team->ring[*team->recorded % team->capacity] = (dn_event){team->trace_step, c->op, before, now};
             (*team->recorded)++;

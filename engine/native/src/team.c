@@ -140,6 +140,7 @@ dn_team *dn_team_create(int32_t threads, const int32_t *cpus, const char *isa)
     dn_team *team = calloc(1, sizeof *team);
     if (!team) return NULL;
     team->threads = threads;
+    team->process = getpid();
     team->kernels = kernels;
     pthread_mutex_init(&team->mutex, NULL);
     pthread_cond_init(&team->wake, NULL);
@@ -166,12 +167,14 @@ dn_team *dn_team_create(int32_t threads, const int32_t *cpus, const char *isa)
 void dn_team_destroy(dn_team *team)
 {
     if (!team) return;
-    atomic_store(&team->quit, 1);
-    wake_all(team);
-    for (int32_t i = 1; i <= team->started; i++) pthread_join(team->helpers[i], NULL);
+    if (team->process == getpid()) { /* a forked child has no helpers, and locks as they were */
+        atomic_store(&team->quit, 1);
+        wake_all(team);
+        for (int32_t i = 1; i <= team->started; i++) pthread_join(team->helpers[i], NULL);
+        pthread_mutex_destroy(&team->mutex);
+        pthread_cond_destroy(&team->wake);
+    }
     for (int32_t i = 0; team->blocks && i < team->block_count; i++) free(team->blocks[i]);
-    pthread_mutex_destroy(&team->mutex);
-    pthread_cond_destroy(&team->wake);
     free(team->blocks);
     free(team->scratch);
     free(team->helpers);
@@ -240,6 +243,7 @@ int32_t dn_reserve(dn_team *team, const dn_needs *needs)
     int64_t shared_bytes = lay_shared(&shared, NULL, &n, chunks, tokens);
     for (int32_t i = 0; i < team->block_count; i++) free(team->blocks[i]);
     team->block_count = 0;
+    team->reserved = (dn_needs){0}; /* nothing runs until all of it is there */
     for (int32_t i = 0; i <= team->threads; i++) {
         void *block = NULL;
         int64_t bytes = i < team->threads ? own_bytes : shared_bytes;
@@ -248,7 +252,7 @@ int32_t dn_reserve(dn_team *team, const dn_needs *needs)
         if (i < team->threads) lay_scratch(&team->scratch[i], block, &n, chunks);
         else lay_shared(&team->shared, block, &n, chunks, tokens);
     }
-    team->reserved_tokens = (int32_t)tokens;
+    team->reserved = n;
     team->max_chunks = (int32_t)chunks;
     return 0;
 }
@@ -259,16 +263,20 @@ int32_t dn_start_step(dn_team *team); /* run.c */
 
 int32_t dn_run(dn_team *team, const dn_command *commands, int32_t count, dn_step *step)
 {
-    if (step->tokens > team->reserved_tokens) return -2;
+    if (step->tokens > team->reserved.tokens || step->rows > team->reserved.tokens) return DN_TOO_LARGE;
+    if (team->threads > 1 && team->process != getpid()) return DN_FORKED;
     team->commands = commands;
     team->count = count;
     team->step = step;
     step->bad_op = -1;
     step->overflow = 0;
     atomic_store(&team->stop, 0);
-    if (dn_start_step(team)) return -3;
+    atomic_store(&team->overflow, 0);
+    int32_t refused = dn_start_step(team);
+    if (refused) return refused;
     if (team->threads > 1) wake_all(team);
     dn_work(team, 0);
     dn_barrier(team);
-    return atomic_load(&team->stop) ? -1 : 0;
+    step->overflow = atomic_load(&team->overflow);
+    return atomic_load(&team->stop) ? DN_STOPPED : 0;
 }

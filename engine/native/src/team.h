@@ -4,6 +4,7 @@
 #define DN_TEAM_H
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/types.h>
 
 #include "dn.h"
 
@@ -36,12 +37,14 @@ enum { DN_SPLIT_ROWS = 16 };
 
 struct dn_team {
     int32_t threads;
+    pid_t process; /* that its helpers live in */
     const dn_kernels *kernels;
     /* the step in hand */
     const dn_command *commands;
     int32_t count;
     dn_step *step;
     _Atomic int32_t stop; /* a command met bad numbers: its index + 1 */
+    _Atomic int32_t overflow; /* keys and values that did not fit */
     /* waiting */
     _Atomic uint32_t generation, arrived, phase;
     _Atomic int32_t sleepers, quit;
@@ -54,7 +57,8 @@ struct dn_team {
     dn_shared shared;
     void **blocks;
     int32_t block_count;
-    int32_t reserved_tokens, max_chunks;
+    dn_needs reserved;
+    int32_t max_chunks;
     /* trace */
     dn_event *ring;
     int64_t capacity, trace_step;
