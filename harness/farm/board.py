@@ -15,9 +15,10 @@ from harness.farm.keys import power_mode, quant_hash, toolchain_name
 from harness.farm.placing import Placed, place
 from harness.farm.results import INTERRUPTED, StageResult
 from harness.farm.resume import abandon, continued, orphans
+from harness.farm.tuning import Tuning
 from harness.jobs import lifecycle
 from harness.jobs.base import Stage, StageContext, stage_model, stage_refusal
-from harness.jobs.engines import EngineChoice, choose_engine, layout_of
+from harness.jobs.engines import EngineChoice, Tuned, choose_engine, layout_of
 from harness.verdicts import Check, Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class BoardRun:
         self._uncleaned: dict[str, tuple[RemoteRun, str]] = {}  # by run: what is left, and why
         self._session: BoardSession | None = None
         self._placed: Placed | None = None
+        self.tuning = Tuning(self)
 
     def execute(self) -> None:
         """Everything between taking and releasing the board."""
@@ -163,11 +165,18 @@ class BoardRun:
     @property
     def engine(self) -> EngineChoice:
         """How the engine runs on the board as it is now."""
+        return self._choose(self.placed.facts, self.placed.why_not_native, self.tuning.found)
+
+    @property
+    def untuned(self) -> EngineChoice:
+        """The same before the board was measured."""
         return self._choose(self.placed.facts, self.placed.why_not_native)
 
-    def _choose(self, facts: Facts, why_not_native: str | None) -> EngineChoice:
+    def _choose(
+        self, facts: Facts, why_not_native: str | None, tuned: Tuned | None = None
+    ) -> EngineChoice:
         asked = self.orders.options.engine
-        return choose_engine(self.board, facts, asked, why_not_native=why_not_native)
+        return choose_engine(self.board, facts, asked, why_not_native=why_not_native, tuned=tuned)
 
     def model_for(self, stage: Stage, engine: EngineChoice | None = None) -> PreparedModel:
         """The stage's model in the layout of the board's unit."""
@@ -309,6 +318,7 @@ class BoardRun:
             tell,
             check=self.check_stop,
         )
+        self.tuning.look_up()
 
     def _clear_orphans(self) -> None:
         """Ends what a killed harness left running here and nobody will collect."""

@@ -22,6 +22,7 @@ from harness.farm.results import INTERRUPTED, StageResult, stopped_verdict
 from harness.farm.resume import collected_log, judged
 from harness.jobs import lifecycle
 from harness.jobs.base import stage_refusal
+from harness.jobs.ladder import LADDER, tuned_of
 from harness.verdicts import Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -61,7 +62,9 @@ class StageRun:
                 return done
             if self.run.continued is not None and self.run.continued.stage == self.stage.name:
                 earlier = self.run.continued
-        result = self._attempt(1, earlier)
+        if self.stage.timed and earlier is None:
+            self.run.tuning.ensure()
+        result = self.attempt(1, earlier)
         for attempt in range(2, ATTEMPTS + 1):
             if result.error_kind not in RETRIED or self.run.stopping():
                 break
@@ -80,12 +83,14 @@ class StageRun:
                 return StageResult(
                     name, self.stage.name, verdict, run_id, attempts=attempt, error_kind=kind
                 )
-            result = self._attempt(attempt, None)
+            result = self.attempt(attempt, None)
+        if self.stage.name == LADDER.name:
+            self.run.tuning.keep(result.run_id, tuned_of(result.verdict))
         return result
 
     # --- one attempt ----------------------------------------------------------------------------
 
-    def _attempt(self, attempt: int, earlier: RunRow | None) -> StageResult:
+    def attempt(self, attempt: int = 1, earlier: RunRow | None = None) -> StageResult:
         """One run, recorded whatever happens; trouble of board or host becomes its ERROR."""
         run_id = earlier.id if earlier is not None else self.run.begin_run(self.stage)
         kind: str | None = None

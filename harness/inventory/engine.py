@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, model_validator
 
 from engine.options import ACTIVATIONS, EXECUTORS, KV_LAYOUTS, KV_SCHEMES, EngineOptions
 from harness.inventory.entry import Entry
-from harness.inventory.scalars import Refused, Switch, describe, parse_whole
+from harness.inventory.scalars import Refused, Switch, describe, parse_switch, parse_whole
 
 AUTO = "auto"
 
@@ -36,6 +36,15 @@ def _one_of(known: Sequence[str]) -> BeforeValidator:
         return str(value)
 
     return BeforeValidator(check)
+
+
+def _switch(value: Any) -> bool | Literal["auto"]:
+    if value == "auto":
+        return "auto"
+    try:
+        return parse_switch(value)
+    except Refused as error:
+        raise Refused(describe(value), "true, false, or auto to measure it") from error
 
 
 def _unit(value: Any) -> str:
@@ -70,9 +79,9 @@ class Engine(Entry):
     fused: Switch | None = None
     passes_off: Annotated[tuple[str, ...], BeforeValidator(_passes)] | None = None
     kv: Annotated[str, _one_of(KV_SCHEMES)] | None = None
-    kv_layout: Annotated[str, _one_of(KV_LAYOUTS)] | None = None
+    kv_layout: Annotated[str, _one_of((AUTO, *KV_LAYOUTS))] | None = None
     threads: Annotated[int | Literal["auto"], BeforeValidator(parse_threads)] | None = None
-    huge_pages: Switch | None = None
+    huge_pages: Annotated[bool | Literal["auto"], BeforeValidator(_switch)] | None = None
     keep: Annotated[int, BeforeValidator(_keep)] | None = None
     kernels: str | None = None
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from engine.measure.alignment import REPEAT_STEPS, REPEATS, last_piece
 from harness.jobs import accuracy_checks as checked
 from harness.jobs import failures, prompts, references
-from harness.jobs.agreement import compare_text, logit_noise, logits_agreement
+from harness.jobs.agreement import compare_text, logit_noise, logits_agreement, noise_of
 from harness.jobs.base import Plan, StageContext, make_spec
 from harness.jobs.comparison import compare_all, first_failure, logit_drift
 from harness.jobs.completeness import Returned, Wanted, gather
@@ -44,6 +44,7 @@ class AccuracyStage:
     name = "accuracy"
     order = 2
     needs_model = True
+    timed = False
 
     def extent(self, context: StageContext) -> Extent:
         tokens, _, question = subject(context)
@@ -75,12 +76,13 @@ class AccuracyStage:
         aligned = references.aligned(model, definition, tokens, rows)
         back = gather(log, wanted(context, aligned, question))
         ops = compared(model, definition, aligned, back)
-        noise = logit_noise(aligned.noise)
         exact = references.is_exact(definition)
+        noise = logit_noise(aligned.noise) if exact else noise_of(context).between
         naive = naive_drift(ops) if exact else max(naive_drift(ops), aligned.drift)
         drifted = logit_drift(aligned.logits, back.logits, naive)
         logits = logits_agreement(aligned.plain, back.logits)
-        text = compare_text(model, definition, question, back.tokens, noise)
+        judging = references.judging(definition)
+        text = compare_text(model, judging, question, back.tokens, noise)
         gates = (checked.repeatable(back, REPEATS), checked.probe(back))
         first = first_failure(ops)
         budget = context.board.budget

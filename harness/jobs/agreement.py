@@ -25,7 +25,8 @@ LARGEST_KL = 1e3  # in place of infinity, which JSON cannot hold
 SMALLEST_KL = 1e-12  # where the histogram begins; float16 logits cannot show less
 NOISE_FLOOR = 1e-3  # logits: float32 sums in another order, with room
 NOISE_FACTOR = 3.0  # of the naive implementation's error, as for ops
-NOISE_POSITIONS = 48  # of a text, whose logits tell what rounding to codes costs
+NOISE_POSITIONS = 96  # of a text, whose logits tell what rounding to codes costs
+SCHEME_FACTOR = 2.0  # of the largest error there: depth looks at hundreds of logits more
 CONTINUATION = 24  # tokens of the reference's own text behind a divergence
 GRAM = 4
 
@@ -78,14 +79,17 @@ def logit_noise(naive: float) -> float:
     return max(NOISE_FLOOR, NOISE_FACTOR * naive)
 
 
-def noise_of(context: StageContext) -> float:
-    """`logit_noise` of what the board is asked to compute."""
+def noise_of(context: StageContext) -> references.SchemeNoise:
+    """How far logits may be off for no bug's sake in what the board is asked to compute."""
     definition = references.definition_of(context.engine.options)
     if references.is_exact(definition):
-        return NOISE_FLOOR
+        return references.SchemeNoise(NOISE_FLOOR, NOISE_FLOOR)
     size = min(NOISE_POSITIONS, context.model.hyperparameters.context)
     tokens = prompts.text_tokens(context.model, size, 0)
-    return logit_noise(references.rounding(context.model, definition, tokens))
+    found = references.scheme_noise(context.model, definition, tokens)
+    return references.SchemeNoise(
+        max(NOISE_FLOOR, found.between), max(NOISE_FLOOR, SCHEME_FACTOR * found.alone)
+    )
 
 
 def repetition_rate(tokens: Sequence[int]) -> float:

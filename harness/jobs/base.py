@@ -68,11 +68,13 @@ class Plan:
 
 @runtime_checkable
 class Stage(Protocol):
-    """One step of a bring-up. `order` sorts stages; `needs_model` False: runs the tiny model."""
+    """One step of a bring-up. `order` sorts stages; `needs_model` False: runs the tiny model;
+    `timed`: its speed is judged, so that it runs in the threads that the board is best with."""
 
     name: str
     order: int
     needs_model: bool
+    timed: bool
 
     def extent(self, context: StageContext) -> Extent:
         """What the memory budget is asked for, before anything is sent to the board."""

@@ -43,6 +43,7 @@ class CurveStage:
     name = "curve"
     order = 3
     needs_model = True
+    timed = True
 
     def extent(self, context: StageContext) -> Extent:
         return Extent(designed_context(context))

@@ -59,7 +59,7 @@ def judge_depth(context: StageContext, log: RunLog, asked: int) -> Check:
     if malformed:
         return _check(Outcome.FAIL, None, f"What the board told of its logits is {malformed}.")
     tokens = prompts.text_tokens(context.model, asked, context.options.seed)
-    definition = references.definition_of(context.engine.options)
+    definition = references.judging(references.definition_of(context.engine.options))
     want = reference_logits(context.model, definition, tokens, positions)
     want = want.astype(np.float64)  # (n, V)
     got = np.asarray(told["values"], np.float64)  # (n, k)
@@ -67,7 +67,7 @@ def judge_depth(context: StageContext, log: RunLog, asked: int) -> Check:
     deficit = want.max(axis=-1) - want[rows, told["best"]]  # (n,)
     # Not finite: as far off as can be.
     off = np.where(np.isfinite(got), np.abs(got - want[rows[:, None], told["ids"]]), np.inf)
-    limits = noise_of(context) + SHARE * want.std(axis=-1)  # (n,)
+    limits = noise_of(context).alone + SHARE * want.std(axis=-1)  # (n,)
     wrong = np.flatnonzero((off.max(axis=-1) > limits) | (deficit > 2 * limits))
     if not len(wrong):
         worst = int(np.argmax(off.max(axis=-1) / limits))

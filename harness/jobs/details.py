@@ -164,9 +164,34 @@ class StressDetails(StageDetails):
     golden_after: str
 
 
+class LadderRung(Record):
+    """One way to run, and its speed over `visits` in turns with the others."""
+
+    question: str  # "threads", "kv_layout" or "huge_pages": what it is an answer to
+    threads: int
+    cpus: tuple[int, ...] | None  # None: all that are allowed
+    kv_layout: str
+    huge_pages: bool
+    tokens_per_s: float
+    low: float  # bootstrap over visits, 95 %
+    high: float
+    visits: int
+
+
+class LadderDetails(StageDetails):
+    rungs: tuple[LadderRung, ...]
+    threads: int  # what was chosen
+    cpus: tuple[int, ...] | None
+    kv_layout: str
+    huge_pages: bool
+    tokens_per_s: float
+    clocks: str
+
+
 DETAILS = {
     "tiny": TinyDetails,
     "accuracy": AccuracyDetails,
     "curve": CurveDetails,
     "stress": StressDetails,
+    "ladder": LadderDetails,
 }

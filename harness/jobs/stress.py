@@ -52,6 +52,7 @@ class StressStage:
     name = "stress"
     order = 4
     needs_model = True
+    timed = True
 
     def extent(self, context: StageContext) -> Extent:
         return Extent(stress_context(context))

@@ -36,6 +36,7 @@ class TinyStage:
     name = "tiny"
     order = 1
     needs_model = False
+    timed = False
 
     def extent(self, context: StageContext) -> Extent:
         return Extent(tiny_context(context))

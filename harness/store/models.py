@@ -159,6 +159,8 @@ class RunRow(Base):
     deployment: Mapped[dict[str, Any] | None]
     facts: Mapped[dict[str, Any] | None]
     clocks: Mapped[str | None] = mapped_column(Text)  # "valid", "unknown" or why it is invalid
+    # What ran: options, unit, kernels by kind of op, threads, cores, features, and what fell back.
+    engine: Mapped[dict[str, Any] | None]
 
     campaign: Mapped[CampaignRow] = relationship(back_populates="runs")
     checks: Mapped[list[CheckRow]] = relationship(
@@ -204,6 +206,22 @@ class SeriesRow(Base):
     bytes: Mapped[int] = mapped_column(BigInteger)
 
     run: Mapped[RunRow] = relationship(back_populates="series")
+
+
+class TuningRow(Base):
+    """What a board was measured to run best with. `key` names everything that it was measured with
+    (engine, its native library, options, model, cores): it holds for nothing else."""
+
+    __tablename__ = "tunings"
+
+    board: Mapped[str] = mapped_column(String(200), primary_key=True)
+    key: Mapped[str] = mapped_column(String(64), primary_key=True)
+    engine_hash: Mapped[str] = mapped_column(String(64))
+    facts_hash: Mapped[str] = mapped_column(String(64))
+    model_hash: Mapped[str] = mapped_column(String(64))
+    run_id: Mapped[str] = mapped_column(String(36))
+    found: Mapped[dict[str, Any]]
+    measured_at: Mapped[datetime.datetime]
 
 
 class LeaseRow(Base):

@@ -84,6 +84,19 @@ def duration(folder: Path) -> float | None:
     return (times[-1] - times[0]) / 1e9
 
 
+# Of a `ready` event, what tells how the engine ran.
+_ENGINE = ("engine", "unit", "kernels", "native", "threads", "cpus", "layout", "fallbacks", "fault")
+
+
+def engine_of(folder: Path) -> dict[str, Any] | None:
+    """How the engine of a run ran, as its last `ready` event says; None when it never was."""
+    path = folder / "events.jsonl"
+    if not path.is_file():
+        return None
+    ready = [event.data for event in events(path) if event.kind == "ready"]
+    return {name: ready[-1][name] for name in _ENGINE if name in ready[-1]} if ready else None
+
+
 def read_frame(path: Path, name: str) -> pd.DataFrame:
     """A raw file as a frame; see `Frames.series` for its shape."""
     if name == EVENTS:

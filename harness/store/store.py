@@ -19,9 +19,19 @@ from harness.store import raw
 from harness.store.database import Database
 from harness.store.export import export_table
 from harness.store.frames import Frames
-from harness.store.models import BoardRow, CampaignRow, CheckRow, ModelRow, RunRow, SeriesRow
+from harness.store.models import (
+    BoardRow,
+    CampaignRow,
+    CheckRow,
+    ModelRow,
+    RunRow,
+    SeriesRow,
+    TuningRow,
+)
 from harness.store.owner import current_owner, is_dead
 from harness.verdicts import Check, Outcome, Verdict
+
+KEPT_TUNINGS = 40  # of one board: some models, and the engines of some weeks
 
 _Row = TypeVar("_Row", CampaignRow, RunRow)
 
@@ -242,6 +252,7 @@ class Store:
         files = raw.scan(kept, self.raw_root) if kept is not None else []
         if seconds is None and kept is not None:
             seconds = raw.duration(kept)
+        engine = raw.engine_of(kept) if kept is not None else None
         if clocks is None and isinstance(verdict.details.get("clocks"), str):
             clocks = verdict.details["clocks"]
         with self.database.writing() as session:
@@ -260,6 +271,7 @@ class Store:
             row.error_kind, row.seconds = error_kind, seconds
             row.clocks = clocks if clocks is not None else row.clocks
             row.boot_id = boot_id or row.boot_id
+            row.engine = engine if engine is not None else row.engine
             row.checks = [check_row(index, check) for index, check in enumerate(verdict.checks)]
             row.series = [
                 SeriesRow(name=file.name, path=file.path, sha256=file.sha256, bytes=file.bytes)
@@ -302,6 +314,41 @@ class Store:
             query = query.where(RunRow.board == board)
         with self.database.reading() as session:
             return list(session.scalars(query.order_by(RunRow.started_at, RunRow.attempt)))
+
+    # What boards run best with
+
+    def record_tuning(
+        self,
+        board: str,
+        key: str,
+        *,
+        engine_hash: str,
+        facts_hash: str,
+        model_hash: str,
+        run_id: str,
+        found: Mapping[str, Any],
+    ) -> None:
+        """Keeps what a board was measured to run best with, under everything that it was measured
+        with; of a board's, the newest KEPT_TUNINGS."""
+        with self.database.writing() as session:
+            row = session.get(TuningRow, (board, key)) or TuningRow(board=board, key=key)
+            row.engine_hash, row.facts_hash, row.model_hash = engine_hash, facts_hash, model_hash
+            row.run_id, row.found, row.measured_at = run_id, dict(found), _now()
+            session.add(row)
+            session.flush()
+            old = session.scalars(
+                sa.select(TuningRow)
+                .where(TuningRow.board == board)
+                .order_by(TuningRow.measured_at.desc())
+                .offset(KEPT_TUNINGS)
+            ).all()
+            for tuning in old:
+                session.delete(tuning)
+
+    def tuning(self, board: str, key: str) -> TuningRow | None:
+        """What `record_tuning` kept under the same key, None when there is nothing."""
+        with self.database.reading() as session:
+            return session.get(TuningRow, (board, key))
 
     def export(
         self,

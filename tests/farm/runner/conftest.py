@@ -127,9 +127,10 @@ class Lab:
         self.commands: list[Command] = []
 
     def boards(self, text: str) -> list[Board]:
-        """Boards from the text below `boards:` of a devices.yaml."""
+        """Boards from the text below `boards:` of a devices.yaml, with one thread where they do
+        not say otherwise: nothing is left to measure first."""
         path = self.folder / "devices.yaml"
-        path.write_text("boards:\n" + text)
+        path.write_text("defaults: {threads: 1, pin: none}\nboards:\n" + text)
         return choose_boards(path, (), ())
 
     @staticmethod
