@@ -23,12 +23,14 @@ STAGE_TITLES = {
     "accuracy": "Accuracy",
     "curve": "Latency curve",
     "stress": "Stress",
+    "ladder": "Thread ladder",
 }
 STAGE_QUESTIONS = {
     "tiny": "Does a two-layer model decode token for token like the reference?",
     "accuracy": "Does every op of the real model agree with the reference?",
     "curve": "How does the time per token grow with the context, and does it jump?",
     "stress": "Does it hold its memory and its speed over a long run?",
+    "ladder": "In how many threads, and on which cores, is it fastest?",
 }
 
 
@@ -138,6 +140,7 @@ class Run:
     deployment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     series: tuple[SeriesFile, ...] = ()
     ready: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # how it ran
 
     @property
     def status(self) -> str:
@@ -149,7 +152,7 @@ class Run:
     @property
     def fault(self) -> str | None:
         """The fault that was planted in this run's engine, as its switch was written."""
-        for place in (self.ready, self.parameters, self._environment):
+        for place in (self.engine, self.ready, self.parameters, self._environment):
             for key in ("fault", "ENGINE_FAULT"):
                 if place.get(key):
                     return str(place[key])

@@ -155,6 +155,7 @@ def _whole(session: Session, raw_root: Path, ids: set[str]) -> dict[str, dict[st
                     SeriesFile(one.name, one.path, one.sha256, one.bytes) for one in row.series
                 ),
                 "ready": ready_event(raw_root / row.id / "events.jsonl"),
+                "engine": row.engine or {},
             }
     return found
 

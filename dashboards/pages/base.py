@@ -10,6 +10,7 @@ from typing import Any
 
 from dashboards import plain
 from dashboards.data import Case, Results, Run
+from engine.placement import Placement
 from harness.verdicts import Outcome
 
 PAGE_OF_STAGE = {"accuracy": "alignment", "curve": "curve", "stress": "stress"}
@@ -106,6 +107,9 @@ def key_figure(run: Run) -> str:
         return f"{details['tokens_compared']} tokens compared"
     if run.stage == "accuracy" and details["logits"] is not None:
         return f"top-1 {100 * details['logits'].top1:.1f} %"
+    if run.stage == "ladder" and details["tokens_per_s"] is not None:
+        place = Placement(details["threads"], details["cpus"])
+        return f"{place}, {plain.number(details['tokens_per_s'])} tok/s"
     if run.stage == "curve" and details["tokens_per_s_start"] is not None:
         start, end = details["tokens_per_s_start"], details["tokens_per_s_end"]
         return f"{plain.number(start)} → {plain.number(end)} tok/s"

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-from dashboards import plain
+from dashboards import engines, plain
 from dashboards.charts import Bars, Chart, Heat, Table, bars, heat
 from dashboards.data import STAGE_QUESTIONS, STAGE_TITLES, Case, Run
 from dashboards.pages import stress
@@ -43,6 +43,7 @@ class Step:
     link: str | None  # the stage's own page
     data: str | None  # the run's data page
     note: str
+    engine: str  # how the engine ran
     telling: tuple[Check, ...]  # what did not pass, and every number against its limit
     quiet: tuple[Check, ...]  # the rest: passed, and nothing to compare
 
@@ -94,6 +95,7 @@ def _step(case: Case, stage: str, places: Places) -> Step:
         link if run is not None and "#" not in link else None,
         places.run(run) if run is not None else None,
         missing_note(run) if run is not None else "",
+        engines.line(run) if run is not None else "",
         tuple(check for check in checks if _tells(check)),
         tuple(check for check in checks if not _tells(check)),
     )

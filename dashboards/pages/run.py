@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dashboards import plain
+from dashboards import engines, plain
 from dashboards.charts import Table
 from dashboards.data import STAGE_TITLES, Run
 from dashboards.pages.alignment import kl_chart, ops_table
 from dashboards.pages.base import Page, Places, key_figure, missing_note
 from dashboards.pages.curve import points_table
 from dashboards.pages.stress import samples_table, turns_table
+from engine.placement import ranges
 
 ROWS_SHOWN = 2500  # on the page; the CSV beside it has all
 
@@ -39,6 +40,7 @@ def page(run: Run, places: Places) -> Page:
             "figure": key_figure(run),
             "note": missing_note(run),
             "about": about(run),
+            "engine": engines.rows(run),
             "tables": tables(run, places),
             "documents": tuple(
                 (name, dump(value))
@@ -85,6 +87,8 @@ def tables(run: Run, places: Places) -> tuple[DataTable, ...]:
             found.append(chart.table)
     if d["points"]:
         found.append(points_table(d["points"], d["fit"]))
+    if d["rungs"]:
+        found.append(rungs_table(d["rungs"]))
     if d["turns"]:
         found.append(turns_table(d["turns"]))
     if d["samples"]:
@@ -92,6 +96,27 @@ def tables(run: Run, places: Places) -> tuple[DataTable, ...]:
     return tuple(
         DataTable(table.thinned(ROWS_SHOWN), table, places.csv(run, table.caption))
         for table in found
+    )
+
+
+def rungs_table(rungs: Sequence[Any]) -> Table:
+    """Every way to run that a ladder tried, in its order."""
+    return Table(
+        "Thread ladder",
+        ("compared", "threads", "cores", "cache layout", "huge pages", "tok/s", "low", "high"),
+        tuple(
+            (
+                rung.question.replace("_", " "),
+                rung.threads,
+                "all" if rung.cpus is None else ranges(rung.cpus),
+                rung.kv_layout,
+                "yes" if rung.huge_pages else "no",
+                rung.tokens_per_s,
+                rung.low,
+                rung.high,
+            )
+            for rung in rungs
+        ),
     )
 
 

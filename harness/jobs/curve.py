@@ -18,6 +18,7 @@ from harness.jobs.budgets import at_least, at_most, gated, memory_within
 from harness.jobs.depth import judge_depth
 from harness.jobs.details import CurveDetails, CurveFit, CurvePoint
 from harness.jobs.golden import golden_count, golden_parameters, judge_golden
+from harness.jobs.kernels import judge_kernels
 from harness.jobs.memory import Extent
 from harness.jobs.pace import slowest_s
 from harness.jobs.validity import Validity, conditions, judge_clocks, run_start_ns
@@ -121,6 +122,7 @@ class CurveStage:
         checks = (
             *judge_golden(context, log),
             judge_depth(context, log, asked),
+            judge_kernels(context, log),
             validity.check,
             *timing,
             memory_within(
@@ -373,6 +375,7 @@ REMEDIES: Mapping[str, str] = {
     "golden_right": "run the accuracy stage: it names the op",
     "golden_same": "the engine's answers depend on what ran before: look for state that stays",
     "right_at_depth": "look at what a position indexes: rotation tables, cache slots, the mask",
+    "kernels": "use a layout and a scheme that the unit's fast kernels take, or another unit",
     "tokens_per_s_at_end": "a finer scheme reads fewer bytes; a shorter context reads less cache",
     "end_of_context_ratio": "look at attention: its time grows with the cache",
     "ttft_s": "look at prefill: chunk size, threads",
