@@ -75,7 +75,7 @@ def stage_context(tiny_model: PreparedModel, tmp_path: Path) -> Callable[..., St
 
     def make(board: Mapping[str, Any] | None = None, **options: Any) -> StageContext:
         made = Board(**{"name": "bench-1", "host": "192.0.2.1", **(board or {})})
-        asked = BringupOptions(**options)
+        asked = BringupOptions(**{"engine": {"unit": "packed"}, **options})
         facts = Facts(
             machine="x86_64",
             kernel="Linux",
