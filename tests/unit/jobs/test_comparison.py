@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.program.ops import Op
-from harness.jobs.comparison import compare_all, compare_op, first_failure
+from harness.jobs.comparison import added_to, compare_all, compare_op, first_failure
 from harness.jobs.details import OpError
 from harness.verdicts import Outcome
 
@@ -176,3 +176,46 @@ def test_failure_in_prefill_blames_when_it_comes_earlier_in_the_program() -> Non
     assert found is not None and (found.op, found.mode) == ("L01.ffn.down", "prefill")
     found = first_failure(rows("local", 2) + rows("prefill", 2))
     assert found is not None and found.mode == "local"
+
+
+def residual_op() -> Op:
+    down = Op("L00.ffn.down", "linear", ("act",), ("down",), ("w",))
+    add = Op("L00.ffn.add", "add", ("before", "down"), ("after",))
+    parts = {"parts": (down, add)}
+    return Op("L00.ffn.down", "fused", ("act", "before"), ("after",), ("w",), parts)
+
+
+def test_a_residual_does_not_hide_what_a_fused_op_adds_to_it() -> None:
+    """The residual is 2,000 times what is added: pooled with it, 2 % of that would be nothing."""
+    rng = np.random.default_rng(3)
+    before = rng.normal(size=(4, 64)).astype(np.float32).astype(np.float64) * 2000
+    added = rng.normal(size=(4, 64))
+    reference = {"act": added, "before": before, "after": before + added}
+    wrong = {"after": (before + 1.02 * added).astype(np.float32)}
+    naive = {"after": (before + added).astype(np.float32)}
+    op = residual_op()
+    assert added_to(op) == {"after": "before"}
+    (alone,) = compare_all([op], "local", wrong, reference, naive)
+    assert alone.outcome == Outcome.FAIL
+    (good,) = compare_all([op], "local", naive, reference, naive)
+    assert good.outcome == Outcome.PASS
+    (free,) = compare_all([op], "free", wrong, reference, naive)
+    assert free.outcome == Outcome.PASS  # there the residual is the engine's own
+
+
+def test_rounding_to_codes_may_begin_in_any_row_and_op() -> None:
+    """Free runs with few-bit codes: an error as large as the naive one's so far is none."""
+    rng = np.random.default_rng(4)
+    ops = [Op(f"L00.x{n}", "rmsnorm", (), (f"b{n}",)) for n in range(3)]
+    want = {f"b{n}": rng.normal(size=(5, 32)) for n in range(3)}
+    naive = {name: values.copy() for name, values in want.items()}
+    naive["b1"][2] *= 1.05  # the naive run was unlucky here
+    board = {name: values.copy() for name, values in want.items()}
+    board["b2"][4] *= 1.05  # and the board there
+    strict = compare_all(ops, "free", board, want, naive)
+    assert [row.outcome for row in strict] == ["pass", "pass", "fail"]
+    loose = compare_all(ops, "free", board, want, naive, scattered=True)
+    assert [row.outcome for row in loose] == ["pass", "pass", "pass"]
+    board["b0"][0] *= 1.05  # before any code was rounded
+    early = compare_all(ops, "free", board, want, naive, scattered=True)
+    assert early[0].outcome == Outcome.FAIL
