@@ -181,16 +181,18 @@ def run_and_report(
     *,
     resume: Resume,
     as_json: bool,
+    kind: str = "bringup",
 ) -> CampaignResult:
     """Runs a campaign with progress on stderr, and prints its result on stdout."""
     from harness.cli.summary import print_summary
     from harness.farm.selection import check_context
+    from harness.jobs.engines import likely_layout
     from harness.store import Store
 
-    prepared = prepare(model)
+    prepared = prepare(model, likely_layout(boards, options.engine))
     check_context(prepared, options)  # before a database is made
     with Store.open() as store:
-        result = run(boards, prepared, options, stages, store, resume=resume)
+        result = run(boards, prepared, options, stages, store, resume=resume, kind=kind)
     if as_json:
         emit_json(result.as_json())
     else:
@@ -207,6 +209,7 @@ def run(
     store: Store,
     *,
     resume: Resume,
+    kind: str = "bringup",
 ) -> CampaignResult:
     """One campaign, with progress for people and an orderly end on Ctrl-C."""
     from harness.farm.progress import reporter_for
@@ -216,11 +219,19 @@ def run(
     reporter = reporter_for(console())
     with stop_on_signal(reporter.note) as stop:
         return run_bringup(
-            boards, model, options, store, reporter, stop=stop, stages=stages, resume=resume
+            boards,
+            model,
+            options,
+            store,
+            reporter,
+            stop=stop,
+            stages=stages,
+            resume=resume,
+            kind=kind,
         )
 
 
-def prepare(model: Path | None) -> PreparedModel:
+def prepare(model: Path | None, layout: str = "blocked") -> PreparedModel:
     """The package of `model`, or of the demonstration model, with progress."""
     from harness.deploy.models import demo_model, prepare_model
 
@@ -228,7 +239,7 @@ def prepare(model: Path | None) -> PreparedModel:
         with step("fetching the demonstration model") as begun:
             model = demo_model(begun)
     with step(f"packing {model.name}") as begun:
-        return prepare_model(model, progress=begun)
+        return prepare_model(model, progress=begun, layout=layout)
 
 
 @contextlib.contextmanager

@@ -44,6 +44,7 @@ def demo(
     from dashboards.site import build_site
     from harness.cli.summary import print_summary
     from harness.farm.selection import bringup_options, check_context, choose_boards, choose_stages
+    from harness.jobs.engines import likely_layout
     from harness.paths import state_dir
     from harness.store import Store
 
@@ -56,7 +57,7 @@ def demo(
             remedy="run `harness bringup` for boards of hardware",
         )
     options = bringup_options(stress_minutes=stress_minutes, context=DEMO_CONTEXT)
-    model = prepare(None)
+    model = prepare(None, likely_layout(boards, options.engine))
     check_context(model, options)
     with Store.open() as store:
         result = run(boards, model, options, choose_stages(()), store, resume=which(resume, fresh))

@@ -20,6 +20,9 @@ NOUNS = {
     "demo": Noun("harness.cli.demo", "Bring a real model up on three virtual boards, in minutes."),
     "bringup": Noun("harness.cli.bringup", "Run the four bring-up stages on boards side by side."),
     "stress": Noun("harness.cli.stress", "Run only the stress stage, at its real length."),
+    "threads": Noun(
+        "harness.cli.threads", "Measure in how many threads and on which cores boards are fastest."
+    ),
     "boards": Noun("harness.cli.boards", "List, probe and enrol boards; say who holds one."),
     "results": Noun("harness.cli.results", "Show stored results; export them as CSV or JSON."),
     "dashboard": Noun("harness.cli.dashboard", "Build or serve the dashboard of stored results."),
@@ -43,6 +46,7 @@ Bring a model up
   harness bringup --model model.gguf --tag nightly --stress-minutes 30
   harness bringup --stage tiny --stage accuracy --json > result.json
   harness stress --board rk3588-01          30 minutes of growing dialogues
+  harness threads --board rk3588-01         how many threads, on which cores
 
 \b
 Look at results

@@ -24,7 +24,7 @@ from harness.farm.resume import abandon, orphans
 from harness.farm.runner import Resume, open_campaign, stop_virtual_boards
 from harness.farm.selection import bringup_options, choose_stages
 from harness.jobs import lifecycle
-from harness.jobs.engines import choose_engine, layout_of
+from harness.jobs.engines import choose_engine, layout_of, likely_layout
 from harness.store import Store
 from harness.verdicts import Verdict
 
@@ -100,7 +100,8 @@ class DeviceSession:
         from harness.deploy.models import demo_model, prepare_model
 
         if self._model is None:
-            self._model = prepare_model(self._path or demo_model())
+            layout = likely_layout(self.boards.values(), self._options.engine)
+            self._model = prepare_model(self._path or demo_model(), layout=layout)
         return self._model
 
     def result(self, board: str, stage: str) -> StageResult:

@@ -150,7 +150,8 @@ class StageRun:
                 self.run.clean_up(remote)
 
     def _context(self, run_id: str, folder: Path) -> StageContext:
-        engine = self.run.engine
+        # A ladder starts from what is asked, not from what an earlier one found.
+        engine = self.run.untuned if self.stage.name == LADDER.name else self.run.engine
         model = self.run.model_for(self.stage, engine)
         return self.run.context(
             self.stage,

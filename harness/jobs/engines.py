@@ -7,6 +7,7 @@ cores that are left open are the board's own measurement (the ladder job), where
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from engine.options import EngineOptions
@@ -41,6 +42,12 @@ class EngineChoice:
 def layout_of(unit: str) -> str:
     """The layout of weights that a unit reads fastest."""
     return "interleaved" if unit == NATIVE else "blocked"
+
+
+def likely_layout(boards: Iterable[Board], asked: Engine) -> str:
+    """The layout to pack a model in before it is known what the boards can run: that of most."""
+    native = [wants_native(board, asked) for board in boards]
+    return layout_of(NATIVE if 2 * sum(native) >= len(native) else NUMPY)
 
 
 def asked_of(board: Board, asked: Engine) -> Engine:

@@ -13,7 +13,9 @@ import signal
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from engine.measure.memory import WORDS
 from harness.errors import BoardError
+from harness.jobs.memory import REMEDIES
 from harness.verdicts import Check, Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -61,6 +63,8 @@ def judge_failure(context: StageContext, log: RunLog, stage: str) -> Verdict | N
     if log.status == "cancelled":
         raise BoardError(board, "engine", f"the {stage} run was cancelled: {log.reason}")
     error = first_error(log)
+    if error is not None and error.get("kind") == "OverBudget":
+        return _judge_refusal(error, board, stage)
     if error is not None:
         return _judge_error(error, log, stage)
     if log.status == "deadline":
@@ -200,6 +204,25 @@ def _judge_error(error: Mapping[str, Any], log: RunLog, stage: str) -> Verdict:
         ),
         culprit=str(op) if op and kind == "NonFinite" else None,
         remedy=remedy,
+    )  # fmt: skip
+
+
+def _judge_refusal(error: Mapping[str, Any], board: str, stage: str) -> Verdict:
+    """The engine itself found, before it read a weight, that the model does not fit the board."""
+    first, _, table = str(error.get("message", "")).partition("\n")
+    parts = "; ".join(line.strip() for line in table.splitlines())
+    if WORDS["available"] in first:
+        raise BoardError(board, "low-memory", f"{first} ({parts})", remedy=REMEDIES["available"])
+    return Verdict(
+        outcome=Outcome.FAIL,
+        headline=short(f"{stage}: refused before loading: {first}"),
+        checks=(
+            Check(
+                name="memory_budget", outcome=Outcome.FAIL, measured="refused", limit="fits",
+                sentence=f"{first}: {parts}.",
+            ),
+        ),
+        remedy=REMEDIES["memory"],
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from engine.measure.memory import Limits, Need, OverBudget
 from harness.errors import BoardError
 from harness.jobs.base import StageContext
 from harness.jobs.failures import judge_failure, short
@@ -164,3 +165,26 @@ def test_frames_of_a_traceback_are_evidence_and_no_remedy(
     )
     verdict = judged(stage_context(), build.ended("failed", code=1))
     assert verdict.remedy == "read the engine's log; raised at packed.py:9 f; packed.py:12 g"
+
+
+def test_a_model_that_the_engine_refused_on_the_board_is_a_finding_with_its_table(
+    build: LogBuilder, stage_context: Callable[..., StageContext]
+) -> None:
+    need = Need(700, 256, 40, 44, 8192, "f16")
+    message = str(OverBudget(need, Limits(memory=946, reserve=76)))
+    log = build.started().add("error", 1.0, kind="OverBudget", message=message).ended("failed")
+    verdict = judge_failure(stage_context(), log, "curve")
+    assert verdict is not None
+    assert verdict.outcome == Outcome.FAIL
+    assert "refused before loading: the model needs 1040 MiB" in verdict.headline
+    assert "KV cache, 8192 positions, f16" in verdict.checks[0].sentence
+
+
+def test_a_board_whose_memory_others_use_is_trouble(
+    build: LogBuilder, stage_context: Callable[..., StageContext]
+) -> None:
+    message = str(OverBudget(Need(700, 256, 40, 44, 8192, "f16"), Limits(available=500)))
+    log = build.started().add("error", 1.0, kind="OverBudget", message=message).ended("failed")
+    with pytest.raises(BoardError) as caught:
+        judge_failure(stage_context(), log, "curve")
+    assert caught.value.kind == "low-memory"
