@@ -61,10 +61,12 @@ EXACT = ("-ffp-contract=off", "-fno-math-errno")
 # gcc would call every function through the PLT otherwise.
 VISIBLE = ("-fno-semantic-interposition",)
 WARNINGS = ("-Wall", "-Wextra")
+# -O1, after -O3: checks behind every access make that much code of inlined kernels that optimising
+# it further takes minutes.
 SANITIZE_FLAGS = {
-    "address": ("-fsanitize=address", "-fno-omit-frame-pointer"),
-    "thread": ("-fsanitize=thread", "-fno-omit-frame-pointer"),
-    "undefined": ("-fsanitize=undefined", "-fno-sanitize-recover=all"),
+    "address": ("-O1", "-fsanitize=address", "-fno-omit-frame-pointer"),
+    "thread": ("-O1", "-fsanitize=thread", "-fno-omit-frame-pointer"),
+    "undefined": ("-O1", "-fsanitize=undefined", "-fno-sanitize-recover=all"),
 }
 
 

@@ -168,7 +168,7 @@ class Prepared:
 
     def cache(self, keys: str, values: str) -> Cache:
         views = self.native_cache.buffers()
-        self._caches.append(cache_structure(views[keys], views[values], self.case.sequences, keys))
+        self._caches.append(cache_structure(views[keys], views[values], keys))
         return self._caches[-1]
 
     def image(self) -> tuple[Image, int, int]:
@@ -215,7 +215,6 @@ CACHES = [
     for layout in ("sd", "ds", "mixed", "numpy")
     if layout != "numpy" or scheme == "f32"
 ]
-PLAIN = (("kv", "f32"), ("kv_layout", "numpy"))  # one sequence: an array does not tell how many
 LATE = "Q8_0 interleaved"
 
 CASES = [
@@ -230,7 +229,7 @@ CASES = [
       for fused in ((), FUSED)),
     *(Case(LATE, tokens, (*kv, ("keep", 40), *fused)) for kv in CACHES[::3] for tokens in (1, 6)
       for fused in ((), FUSED)),
-    *(Case(LATE, 3, (*kv, *FUSED), sequences=3) for kv in CACHES if kv != PLAIN),
+    *(Case(LATE, 3, (*kv, *FUSED), sequences=3) for kv in CACHES),
     *(Case(LATE, tokens, (*INT8, *FUSED), threads=3) for tokens in (1, 6, 20)),
 ]  # fmt: skip
 
