@@ -47,6 +47,10 @@ BENCH_ARGS ?=
 bench: $(READY) ## speed as ratios (llama.cpp, bandwidth, on/off); BENCH="prefill trace"
 	@$(BIN)/python -m tests.bench $(BENCH) $(BENCH_ARGS)
 
+.PHONY: sanitize
+sanitize: $(READY) ## the engine's tests over address, thread and undefined-behaviour builds
+	$(BIN)/python -m harness.deploy.sanitize $(SANITIZE)
+
 .PHONY: lint
 lint: $(READY) ## ruff: rules and formatting
 	$(BIN)/ruff check .
