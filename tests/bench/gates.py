@@ -30,8 +30,8 @@ class Gate:
 
 EXACT = Gate(1.0, 1e-4)
 HALF = Gate(0.98, 2e-3)  # a cache or weights in 16 bits, everything else in float
-ROUNDED = Gate(0.9, 0.03)  # activations or cache in 8 bits
-COARSE = Gate(0.75, 0.3)  # a cache in 4 bits
+ROUNDED = Gate(0.95, 0.03)  # activations or cache in 8 bits
+COARSE = Gate(0.85, 0.3)  # a cache in 4 bits
 NEAR_TIE = 1e-3  # nats; two float32 engines differ by less in any logit
 
 

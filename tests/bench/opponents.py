@@ -14,6 +14,7 @@ from .race import race, seconds_per_token
 from .runners import LlamaRunner, LlamaSetting
 
 SCAN_ROUNDS = 3
+SCAN_TOKENS = 12  # of a decode phase while looking for the fastest
 NEAR = 1.1  # settings within this factor of the fastest run in the race as well
 FINALISTS = 2
 PROBE_TOKENS = 4
@@ -110,9 +111,10 @@ class Opponents:
         def phase(runner: LlamaRunner) -> Callable[[], float]:
             if prefill:
                 return lambda: runner.prefill(tokens)
-            return lambda: seconds_per_token(runner.phase(tokens))
+            return lambda: seconds_per_token(runner.phase(tokens[:SCAN_TOKENS]))
 
         phases = {runner.name: phase(runner) for runner in runners}
+        self._bench.log(f"{len(runners)} settings of llama.cpp look for the fastest")
         rounds = 2 if self._bench.quick else SCAN_ROUNDS
         found = race(phases, rounds, self.pids)
         order = sorted(runners, key=lambda runner: found.median(runner.name))

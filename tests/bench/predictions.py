@@ -19,7 +19,7 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 TOP = 128
-CLEAR_NATS = 0.2  # where the best token leads by less, rounding to 8 bits may choose another
+CLEAR_NATS = 0.5  # where the best token leads by less, rounding to 8 bits may choose another
 
 
 @dataclasses.dataclass(frozen=True)

@@ -93,7 +93,11 @@ def as_markdown(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
         remarks = "; ".join(part for part in (row.speeds, *row.notes) if part)
         lines.append("| " + " | ".join(_plain(cell) for cell in (*cells(row), remarks)) + " |")
     lines += ["", "## Golden tokens", ""]
-    lines += _unique(f"- {_plain(str(check))}" for row in rows for check in row.checks)
+    lines += _unique(
+        f"- {_plain(row.name.rpartition(', ')[0] or row.name)}: {_plain(str(check))}"
+        for row in rows
+        for check in row.checks
+    )
     lines += ["", "## Where and how", ""]
     lines += [f"- **{key}**: {_plain(_flat(value))}" for key, value in about.items()]
     for row in rows:

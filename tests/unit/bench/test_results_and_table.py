@@ -110,7 +110,7 @@ def test_the_report_holds_table_checks_machine_and_profile() -> None:
     # A bar inside a cell is escaped: all rows have as many cells as the heading.
     cells = {line.replace("\\|", "").count("|") for line in lines[: len(ROWS) + 3]}
     assert cells == {7}
-    assert "- ours: 100.0% of 29 clear best tokens" in text
+    assert "- model [x]: ours: 100.0% of 29 clear best tokens" in text
     assert "- **governor**: performance" in text
     assert "| ffn.down of all layers | 1.500 | 25.0% |" in text
 
