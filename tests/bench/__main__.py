@@ -7,6 +7,7 @@ import datetime
 import importlib
 import os
 import pkgutil
+import signal
 import sys
 import time
 import traceback
@@ -86,6 +87,8 @@ def main(argv: Sequence[str]) -> int:
     }
     rows: list[Row] = []
     stopped = False
+    # Ended by somebody else, workers and half-made files are tidied up as after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     for name in options.bench or names():
         bench = Bench(
             name=name,

@@ -12,7 +12,7 @@ from .models import Model
 from .opponents import Opponents
 from .profiles import by_kind
 from .race import Phase, Race, golden, race, seconds_per_token
-from .ratios import of_rounds
+from .ratios import Ratio, of_rounds
 from .reading import PLAIN, Read, best_read, beyond_caches, seconds_per_byte
 from .results import SKIPPED, Check, Row, Target, judged
 from .runners import EngineRunner, LlamaRunner, Runner
@@ -88,9 +88,7 @@ def _ratio(
 ) -> Row:
     fastest = found.best([rival.name for rival in rivals])
     ratio = found.ratio(fastest, OURS)
-    evidence: dict[str, Any] = {**found.evidence, "options": ours.options}
-    if not target.reached_by(ratio.value):
-        evidence["profile"] = by_kind(profile(bench, model, ours))
+    more = explained(bench, model, ours, ratio, target)
     return judged(
         bench.name,
         f"{label}, against llama.cpp",
@@ -99,16 +97,22 @@ def _ratio(
         checks=checks,
         speeds=f"{1 / found.median(OURS):.1f} and {1 / found.median(fastest):.1f} tok/s",
         notes=(fastest, *found.notes),
-        evidence=evidence,
+        evidence={**found.evidence, "options": ours.options, **more},
     )
 
 
-def profile(bench: Bench, model: Model, ours: EngineRunner) -> list[dict[str, Any]]:
-    """Seconds of each op of a step where `ours` stands, by a twin with a trace."""
+def explained(
+    bench: Bench, model: Model, ours: EngineRunner, ratio: Ratio, target: Target | None
+) -> dict[str, Any]:
+    """After a miss, evidence of where the time of a step goes where `ours` stands: by a twin, with
+    a trace. Nothing where the target was reached."""
+    if target is None or target.reached_by(ratio.value):
+        return {}
     with bench.engine_worker("profile") as worker:
         twin = ours.twin(worker, trace=True)
         twin.fill(model.tokens[: ours.depth])
-        return twin.profile(model.tokens[ours.depth : ours.depth + PROFILED_TOKENS])
+        tokens = model.tokens[ours.depth : ours.depth + PROFILED_TOKENS]
+        return {"profile": by_kind(twin.profile(tokens))}
 
 
 def _shares(

@@ -100,22 +100,23 @@ def greedy(session: str, prompt: list[int], count: int) -> dict[str, Any]:
     return {"tokens": tokens}
 
 
-def profile(session: str, tokens: list[int]) -> dict[str, Any]:
-    """Decode `tokens` with the trace on: seconds of each op of the program, the median of the
-    steps, and how many the trace covers. Op kinds are those of the parts of fused ops."""
+def profile(session: str, tokens: list[int], mode: str) -> dict[str, Any]:
+    """Seconds of each op of the program, by the trace: when `tokens` are decoded ("decode"), the
+    median of the steps; when they are fed ("prefill"), the sum. Kinds are those of its parts."""
     decoder, trace = DECODERS[session], TRACES[session]
     before = trace.recorded
-    decode(session, tokens)
+    together = np.sum if mode == "prefill" else np.median
+    feed(session, tokens) if mode == "prefill" else decode(session, tokens)
     rows = trace.rows()[-(trace.recorded - before) :]  # (n, 4): step, op, start, end in ns
     ops = decoder.program.ops
     found = []
     for index, op in enumerate(ops):
         own = rows[rows[:, 1] == index]
         if len(own):
-            seconds = float(np.median(own[:, 3] - own[:, 2])) / 1e9
+            seconds = float(together(own[:, 3] - own[:, 2])) / 1e9
             kinds = [part.kind for part in op.parts]
             found.append({"op": op.id, "kinds": kinds, "seconds": seconds})
-    return {"ops": found, "steps": len(np.unique(rows[:, 0]))}
+    return {"ops": found}
 
 
 def warm_up(session: str) -> dict[str, Any]:

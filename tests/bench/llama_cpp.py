@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.deploy.cache import locked
@@ -27,7 +27,12 @@ LOCK = Path(__file__).with_name("llama_cpp.lock")
 BUILD_S = 7200
 # Spelt out for C and C++: -march=native comes behind, and an explicit -mno- wins over it.
 NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
-VERSION_CODE = "import llama_cpp; print(llama_cpp.__version__)"
+# Its version, and whether it was built with AMX.
+TELL = """
+import llama_cpp
+print(llama_cpp.__version__, b"AMX_INT8 = 1" in llama_cpp.llama_print_system_info())
+"""
+AMX, PLAIN, NATIVE = "with AMX", "without AMX", "native"
 
 
 class NoLlama(Exception):
@@ -36,7 +41,7 @@ class NoLlama(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-    build: str  # "native", "no AMX", or where a given one lies
+    build: str  # AMX, PLAIN, or NATIVE where the processor has none
     python: Path
     version: str
 
@@ -47,8 +52,8 @@ def environments(
     """All builds to choose the best from. Raises NoLlama saying what is missing."""
     given = [item for item in os.environ.get(VARIABLE, "").split(os.pathsep) if item]
     if given:
-        return [_given(Path(item)) for item in given]
-    builds = {"no AMX": NO_AMX, "native": ""} if has_amx() else {"native": ""}
+        return _given([Path(item) for item in given])
+    builds = {PLAIN: NO_AMX, AMX: ""} if has_amx() else {NATIVE: ""}
     found, trouble = [], ""
     for name, flags in builds.items():
         try:
@@ -69,11 +74,18 @@ def has_amx() -> bool:
     return platform.machine() == "x86_64" and " amx_tile" in text
 
 
-def _given(python: Path) -> Environment:
-    version = _version(python)
-    if version is None:
-        raise NoLlama(f"{VARIABLE}: {python} has no llama_cpp that can be imported")
-    return Environment(str(python.parent.parent.name), python, version)
+def _given(pythons: Sequence[Path]) -> list[Environment]:
+    found: list[Environment] = []
+    for number, python in enumerate(pythons, 1):
+        told = _told(python)
+        if told is None:
+            raise NoLlama(f"{VARIABLE}: {python} has no llama_cpp that can be imported")
+        version, amx = told
+        build = AMX if amx else PLAIN
+        if any(item.build == build for item in found):
+            build = f"{build}, {number}"
+        found.append(Environment(build, python, version))
+    return found
 
 
 def _built(
@@ -93,9 +105,12 @@ def _built(
             log(f"building llama.cpp ({name}); this takes 10 to 20 minutes, once")
             _build(folder, python, flags)
             done.touch()
-    version = _version(python)
-    if version is None:
+    told = _told(python)
+    if told is None:
         raise NoLlama(f"llama.cpp ({name}) was built and cannot be imported; remove {folder}")
+    version, amx = told
+    if amx and flags:
+        raise NoLlama(f"llama.cpp ({name}) has AMX all the same; remove {folder}")
     return Environment(name, python, version)
 
 
@@ -124,14 +139,16 @@ def _build(folder: Path, python: Path, flags: str) -> None:
         raise NoLlama(f"llama.cpp could not be built: {said}; the whole log is {log}")
 
 
-def _version(python: Path) -> str | None:
+def _told(python: Path) -> tuple[str, bool] | None:
+    """Version, and whether AMX is in it; None where it cannot be imported."""
     try:
         done = subprocess.run(
-            [str(python), "-c", VERSION_CODE], capture_output=True, text=True, timeout=120
+            [str(python), "-c", TELL], capture_output=True, text=True, timeout=120
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.split()[-1] if done.returncode == 0 and done.stdout.split() else None
+    words = done.stdout.split()
+    return (words[-2], words[-1] == "True") if done.returncode == 0 and len(words) > 1 else None
 
 
 def _processor() -> str:

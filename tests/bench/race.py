@@ -28,6 +28,16 @@ class Race:
     costs: Mapping[str, tuple[float, ...]]
     shares: Mapping[str, float]
 
+    def __add__(self, other: Race) -> Race:
+        """The rounds of both, of the same contestants."""
+        costs = {name: (*values, *other.costs[name]) for name, values in self.costs.items()}
+        rounds = [len(next(iter(part.costs.values()))) for part in (self, other)]
+        shares = {
+            name: float(np.average((share, other.shares[name]), weights=rounds))
+            for name, share in self.shares.items()
+        }
+        return Race(costs, shares)
+
     def ratio(self, slow: str, fast: str) -> Ratio:
         """How many times the cost of `fast` is the cost of `slow`."""
         return of_rounds(self.costs[slow], self.costs[fast])

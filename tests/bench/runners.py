@@ -104,9 +104,9 @@ class EngineRunner(Runner):
         self.depth = 0
         return tokens
 
-    def profile(self, tokens: Sequence[int]) -> list[dict[str, Any]]:
-        """Seconds of each op, the median over `tokens`; the session must have a trace."""
-        ops: list[dict[str, Any]] = self._ask("profile", tokens=list(tokens))["ops"]
+    def profile(self, tokens: Sequence[int], mode: str = "decode") -> list[dict[str, Any]]:
+        """Seconds of each op, per token or ("prefill") of all `tokens`; needs a trace."""
+        ops: list[dict[str, Any]] = self._ask("profile", tokens=list(tokens), mode=mode)["ops"]
         self.back()
         return ops
 

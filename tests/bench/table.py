@@ -103,7 +103,7 @@ def as_markdown(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
     for row in rows:
         if row.evidence.get("profile"):
             lines += ["", f"## Where the time goes: {_plain(row.bench)}, {_plain(row.name)}", ""]
-            lines += ["| ops | ms a token | share |", "|---|---:|---:|"]
+            lines += ["| ops | ms | share |", "|---|---:|---:|"]
             lines += [
                 f"| {_plain(part['ops'])} | {part['ms']:.3f} | {part['share']:.1%} |"
                 for part in row.evidence["profile"]

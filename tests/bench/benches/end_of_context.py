@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..context import CHECKED, Bench
-from ..decoding import decode_phase, profile
-from ..profiles import by_kind
+from ..decoding import decode_phase, explained
 from ..race import golden, race
 from ..ratios import of_rounds
 from ..results import Row, Target, judged
@@ -44,8 +43,7 @@ def run(bench: Bench) -> Iterator[Row]:
         predicted = bytes_of["end"] / bytes_of["start"]
         ratio = of_rounds(times.costs["end"], times.costs["start"], factor=1 / predicted)
         evidence = {**times.evidence, "bytes": bytes_of, "options": end.options}
-        if not TARGET.reached_by(ratio.value):
-            evidence["profile"] = by_kind(profile(bench, model, end))
+        evidence.update(explained(bench, model, end, ratio, TARGET))
         yield judged(
             bench.name,
             f"{model.name}: TPOT at {depth} ÷ TPOT at {START}, ÷ the ratio of their bytes",

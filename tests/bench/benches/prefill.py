@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 from ..context import CHECKED, Bench
 from ..opponents import Opponents
+from ..profiles import by_kind
 from ..race import Phase, golden, race
 from ..results import SKIPPED, Row, Target, judged
 from ..runners import EngineRunner, Runner
@@ -49,8 +51,17 @@ def _row(bench: Bench, name: str, target: Target | None) -> Iterator[Row]:
             speeds=f"{TOKENS / found.median(OURS):.0f} and {TOKENS / found.median(fastest):.0f} "
             "tok/s",
             notes=(fastest, *against.notes, *found.notes),
-            evidence={**found.evidence, "options": ours.options},
+            evidence={
+                **found.evidence,
+                "options": ours.options,
+                "profile": _profile(bench, ours, tokens),
+            },
         )
+
+
+def _profile(bench: Bench, ours: EngineRunner, tokens: tuple[int, ...]) -> list[dict[str, Any]]:
+    with bench.engine_worker("profile") as worker:
+        return by_kind(ours.twin(worker, trace=True).profile(tokens, "prefill"))
 
 
 def _phase(runner: Runner, tokens: tuple[int, ...]) -> Phase:

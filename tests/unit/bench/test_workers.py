@@ -13,7 +13,7 @@ from tests.bench.context import Bench
 from tests.bench.llama_cpp import VARIABLE, NoLlama, environments
 from tests.bench.profiles import attention_seconds, by_kind
 from tests.bench.protocol import Worker, WorkerDied, WorkerError
-from tests.bench.race import golden, race
+from tests.bench.race import Race, golden, race
 from tests.bench.runners import EngineRunner
 
 ANSWERING = """
@@ -83,6 +83,15 @@ def test_a_race_has_every_contestant_once_a_round_after_one_uncounted_turn() -> 
     assert found.best(["slow", "fast"]) == "fast"
 
 
+def test_races_of_several_launches_count_as_one() -> None:
+    first = Race({"a": (2.0, 2.0), "b": (1.0, 1.0)}, {"others": 0.0, "stolen": 0.3})
+    second = Race({"a": (9.0,), "b": (3.0,)}, {"others": 0.3, "stolen": 0.0})
+    both = first + second
+    assert both.costs == {"a": (2.0, 2.0, 9.0), "b": (1.0, 1.0, 3.0)}
+    assert both.ratio("a", "b").high == 3.0
+    assert both.shares == {"others": pytest.approx(0.1), "stolen": pytest.approx(0.2)}
+
+
 def test_a_disturbed_machine_is_noted_and_a_quiet_one_is_not() -> None:
     assert machine.disturbance({"others": 0.01, "stolen": 0.0}) == []
     notes = machine.disturbance({"others": 0.25, "stolen": 0.1})
@@ -129,6 +138,21 @@ def test_an_environment_without_llama_cpp_says_so(
     monkeypatch.setenv(VARIABLE, python)
     with pytest.raises(NoLlama, match="no llama_cpp that can be imported"):
         environments(tmp_path, print)
+
+
+def test_given_environments_are_known_by_how_they_were_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pythons = []
+    for number, amx in enumerate((False, True, True)):
+        python = tmp_path / f"python{number}"
+        python.write_text(f"#!/bin/sh\necho 0.3.36 {amx}\n")
+        python.chmod(0o755)
+        pythons.append(str(python))
+    monkeypatch.setenv(VARIABLE, ":".join(pythons))
+    found = environments(tmp_path, print)
+    assert [item.build for item in found] == ["without AMX", "with AMX", "with AMX, 3"]
+    assert {item.version for item in found} == {"0.3.36"}
 
 
 def test_nothing_is_built_where_that_is_forbidden(
