@@ -18,6 +18,7 @@ from harness.jobs.details import DETAILS
 from harness.verdicts import Check, Outcome, Record, worst
 
 STAGES = ("tiny", "accuracy", "curve", "stress")
+ORDER = ("tiny", "accuracy", "ladder", "curve", "stress")
 STAGE_TITLES = {
     "tiny": "Tiny model",
     "accuracy": "Accuracy",
@@ -182,8 +183,10 @@ class Case:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The known stages, then any others that this case ran."""
-        return STAGES + tuple(sorted(set(self.runs) - set(STAGES)))
+        """The known stages, with what was measured for the timed ones before these, then any others
+        that this case ran."""
+        ordered = [name for name in ORDER if name in STAGES or name in self.runs]
+        return (*ordered, *sorted(set(self.runs) - set(ORDER)))
 
     @property
     def outcome(self) -> Outcome | None:

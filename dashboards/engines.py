@@ -49,6 +49,18 @@ def rows(run: Run) -> tuple[tuple[str, str], ...]:
     return tuple((name, str(value)) for name, value in found if value not in (None, ""))
 
 
+def few_bits(run: Run) -> str:
+    """What is rounded to codes of few bits as the engine runs, "" for nothing: then errors of two
+    right runs are as large as what the codes lose."""
+    options = _mapping(told(run).get("engine"))
+    words = []
+    if options.get("activations") == "int8":
+        words.append("int8 activations")
+    if options.get("kv") not in (None, "f32"):
+        words.append(f"{options['kv']} keys and values")
+    return " and ".join(words)
+
+
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from dashboards import plain
+from dashboards import engines, plain
 from dashboards.charts import Chart, Heat, Table, heat, histogram
 from dashboards.data import Case, Run
 from dashboards.pages.base import Page, Places, missing_note
@@ -73,6 +73,7 @@ def page(case: Case, run: Run, places: Places) -> Page:
             "first": first,
             "first_error": first_error(ops, first),
             "maps": maps(ops, first),
+            "rounded": engines.few_bits(run),
             "bad": bad_ops(ops)[:BAD_SHOWN],
             "bad_more": max(0, len(bad_ops(ops)) - BAD_SHOWN),
             "counts": counts(ops),
