@@ -136,6 +136,24 @@ DN_INLINE void put(float *y, v16f value, int32_t n, int32_t r)
     }
 }
 
+/* Scales lie in streams of their own, which the hardware alone does not follow well. */
+DN_INLINE void prefetch_scales(int scheme, const dn_block *b, int64_t g)
+{
+    if (scheme == DN_Q4 || scheme == DN_Q8) {
+        __builtin_prefetch(b->d + g * 32 + DN_PREFETCH / 4);
+        if (b->m) __builtin_prefetch(b->m + g * 32 + DN_PREFETCH / 4);
+        return;
+    }
+    __builtin_prefetch(b->s + g * (scheme == DN_Q6K ? 32 : 16) + DN_PREFETCH / 4);
+    if (scheme == DN_Q6K) {
+        __builtin_prefetch(b->h + g * 128 + DN_PREFETCH / 2);
+        __builtin_prefetch(b->h + g * 128 + 64 + DN_PREFETCH / 2);
+        return;
+    }
+    __builtin_prefetch(b->mn + g * 16 + DN_PREFETCH / 4);
+    if (scheme == DN_Q5K) __builtin_prefetch(b->h + g * 64 + DN_PREFETCH / 4);
+}
+
 /* One row of activations, `streams` blocks side by side at distance `apart`. */
 DN_INLINE void one_row(int scheme, int streams, const dn_weight *w, const dn_input *in, int64_t row,
                        float *y, int32_t r, int32_t apart)
@@ -181,8 +199,7 @@ DN_INLINE void one_row(int scheme, int streams, const dn_weight *w, const dn_inp
         }
 #pragma GCC unroll 8
         for (int i = 0; i < streams; i++) {
-            __builtin_prefetch(b[i].d + g * 32 + DN_PREFETCH / 4);
-            if (scheme == DN_Q6K) __builtin_prefetch(b[i].h + g * 128 + DN_PREFETCH / 2);
+            prefetch_scales(scheme, &b[i], g);
             total[i] = scaled(scheme, shift, group_scales(scheme, w, &b[i], g, per), total[i], low[i],
                               high[i], s[g], u[g]);
         }
@@ -233,8 +250,12 @@ DN_INLINE void int8_products(int scheme, const dn_weight *w, const dn_input *in,
 {
     if (in->rows == 1) {
         int32_t apart = (last - first) / DN_STREAMS, r = first;
+        /* Streams a multiple of a page apart fall into the same cache sets and memory banks. */
+        while (apart > 8 && apart * w->stride % 4096 < 512) apart--;
         for (int32_t i = 0; i < apart; i++) one_row(scheme, DN_STREAMS, w, in, 0, y, first + i, apart);
-        for (r = first + apart * DN_STREAMS; r < last; r++) one_row(scheme, 1, w, in, 0, y, r, 0);
+        for (r = first + apart * DN_STREAMS; r + DN_STREAMS <= last; r += DN_STREAMS)
+            one_row(scheme, DN_STREAMS, w, in, 0, y, r, 1);
+        for (; r < last; r++) one_row(scheme, 1, w, in, 0, y, r, 0);
         return;
     }
     for (int32_t r = first; r < last; r++) {

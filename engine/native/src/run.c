@@ -170,15 +170,24 @@ static dn_input prepare(dn_team *team, const dn_command *c, int32_t thread)
     return in;
 }
 
-static void run_linear(dn_team *team, const dn_command *c, int32_t thread)
+/* Work is taken in pieces, not dealt out: a thread whose CPU is taken away or slow holds up the
+ * others by one piece. The barrier that ends a command makes all of it available again. 0 when
+ * nothing is left. */
+static int take(dn_team *team, int64_t total, int64_t piece, int64_t *from, int64_t *to)
+{
+    *from = atomic_fetch_add_explicit(&team->next, piece, memory_order_relaxed);
+    *to = least(*from + piece, total);
+    return *from < total;
+}
+
+enum { PIECES = 3, STREAMS = 4, MOST_BLOCKS = 64 }; /* for each thread; row blocks that kernels like to have at once */
+
+/* Blocks of 16 outputs [from, to) of all weights, one behind the other; of gate and up together. */
+static void linear_piece(dn_team *team, const dn_command *c, const dn_input *in, float *tile,
+                         int64_t from, int64_t to)
 {
     const dn_kernels *kernels = team->kernels;
-    dn_input in = prepare(team, c, thread);
-    float *tile = team->scratch[thread].tile;
     int gated = (c->flags & DN_SWIGLU_OUT) != 0;
-    int64_t blocks = 0;
-    for (int32_t i = 0; i < (gated ? 1 : c->count); i++) blocks += (c->w[i]->n + 15) / 16;
-    int64_t from = share(blocks, thread, team->threads), to = share(blocks, thread + 1, team->threads);
     int64_t begin = 0;
     for (int32_t i = 0; i < c->count; i++) {
         const dn_weight *w = c->w[i];
@@ -187,9 +196,9 @@ static void run_linear(dn_team *team, const dn_command *c, int32_t thread)
         float *y = gated ? c->out[i + 1] : c->out[i];
         if (!gated) begin += here;
         if (first >= last) continue;
-        kernels->linear(w, &in, y, first, last, c->flags, tile);
+        kernels->linear(w, in, y, first, last, c->flags, tile);
         int32_t at = 16 * first, width = least(16 * last, w->n) - at;
-        for (int64_t row = 0; row < in.rows; row++) {
+        for (int64_t row = 0; row < in->rows; row++) {
             float *part = y + row * w->n + at;
             if (c->bias[i]) kernels->add(part, part, c->bias[i] + at, width);
             if (gated && i == 1) kernels->swiglu(c->out[0] + row * w->n + at, c->out[1] + row * w->n + at, part, width);
@@ -198,6 +207,17 @@ static void run_linear(dn_team *team, const dn_command *c, int32_t thread)
             else if (i == 1) check(team, c, c->out[0] + row * w->n + at, width);
         }
     }
+}
+
+static void run_linear(dn_team *team, const dn_command *c, int32_t thread)
+{
+    dn_input in = prepare(team, c, thread);
+    int64_t blocks = 0, from, to;
+    for (int32_t i = 0; i < (c->flags & DN_SWIGLU_OUT ? 1 : c->count); i++) blocks += (c->w[i]->n + 15) / 16;
+    int64_t piece = blocks / (PIECES * team->threads) / STREAMS * STREAMS;
+    if (piece < STREAMS) piece = STREAMS;
+    if (piece > MOST_BLOCKS) piece = MOST_BLOCKS;
+    while (take(team, blocks, piece, &from, &to)) linear_piece(team, c, &in, team->scratch[thread].tile, from, to);
 }
 
 static void run_rope(dn_team *team, const dn_command *c, int32_t thread)
@@ -300,31 +320,32 @@ static void run_attention(dn_team *team, const dn_command *c, int32_t thread)
             for (int32_t t = 0; t < rows; t++) rotate_and_append(team, c, t, head, key);
         dn_barrier(team);
     }
-    int64_t items = (int64_t)rows * c->kv_heads * (split ? chunks : 1), last = -1;
-    int64_t from = share(items, thread, team->threads), to = share(items, thread + 1, team->threads);
-    for (int64_t i = from; i < to; i++) {
-        int64_t pair = split ? i / chunks : i, t = pair / c->kv_heads;
-        int32_t head = (int32_t)(pair % c->kv_heads), chunk = split ? (int32_t)(i % chunks) : 0;
-        int32_t slots = (int32_t)visible[t], count = (slots + DN_CHUNK - 1) / DN_CHUNK;
-        int32_t end = split ? chunk + 1 : c->flags & DN_PADDED ? chunks : count;
-        if (pair != last) queries(team, c, t, head, q, prefix);
-        last = pair;
-        for (; chunk < end; chunk++) {
-            int32_t begin = chunk * DN_CHUNK, stop = least(begin + DN_CHUNK, slots);
-            float *parts = own->parts + (int64_t)chunk * part;
-            if (split) parts = team->shared.parts + ((t * c->kv_heads + head) * team->max_chunks + chunk) * part;
-            if (begin >= slots) { /* nothing of this row: padding, where it is asked for */
-                if (c->flags & DN_PADDED)
-                    team->kernels->attend(c->cache, starts[t], head, group, q, prefix, c->keep, begin,
-                                          least(begin + DN_CHUNK, longest), own->scores, parts);
-                continue;
+    int64_t items = (int64_t)rows * c->kv_heads * (split ? chunks : 1), last = -1, from, to;
+    while (take(team, items, 1, &from, &to)) {
+        for (int64_t i = from; i < to; i++) {
+            int64_t pair = split ? i / chunks : i, t = pair / c->kv_heads;
+            int32_t head = (int32_t)(pair % c->kv_heads), chunk = split ? (int32_t)(i % chunks) : 0;
+            int32_t slots = (int32_t)visible[t], count = (slots + DN_CHUNK - 1) / DN_CHUNK;
+            int32_t end = split ? chunk + 1 : c->flags & DN_PADDED ? chunks : count;
+            if (pair != last) queries(team, c, t, head, q, prefix);
+            last = pair;
+            for (; chunk < end; chunk++) {
+                int32_t begin = chunk * DN_CHUNK, stop = least(begin + DN_CHUNK, slots);
+                float *parts = own->parts + (int64_t)chunk * part;
+                if (split) parts = team->shared.parts + ((t * c->kv_heads + head) * team->max_chunks + chunk) * part;
+                if (begin >= slots) { /* nothing of this row: padding, where it is asked for */
+                    if (c->flags & DN_PADDED)
+                        team->kernels->attend(c->cache, starts[t], head, group, q, prefix, c->keep, begin,
+                                              least(begin + DN_CHUNK, longest), own->scores, parts);
+                    continue;
+                }
+                int64_t slot = team->step->slots ? team->step->slots[t] - starts[t] : -1;
+                if (fused && rows == 1 && slot >= begin && slot < stop) rotate_and_append(team, c, t, head, key);
+                team->kernels->attend(c->cache, starts[t], head, group, q, prefix, c->keep, begin, stop,
+                                      own->scores, parts);
             }
-            int64_t slot = team->step->slots ? team->step->slots[t] - starts[t] : -1;
-            if (fused && rows == 1 && slot >= begin && slot < stop) rotate_and_append(team, c, t, head, key);
-            team->kernels->attend(c->cache, starts[t], head, group, q, prefix, c->keep, begin, stop,
-                                  own->scores, parts);
+            if (!split) finish_heads(team, c, t, head, own->parts, count, part);
         }
-        if (!split) finish_heads(team, c, t, head, own->parts, count, part);
     }
     if (!split) return;
     dn_barrier(team);

@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SPIN_NS = 60000, YIELDS = 200, NAP_NS = 50000 };
+enum { SPIN_NS = 50000, YIELD_NS = 2000000, NAP_NS = 50000 };
 
 #if defined(__x86_64__)
 extern const dn_kernels dn_kernels_generic, dn_kernels_avx2, dn_kernels_avx512;
@@ -61,20 +61,25 @@ static int changed(_Atomic uint32_t *word, uint32_t old)
             relax();
         }
     } while (dn_now_ns() < until);
-    for (int i = 0; i < YIELDS; i++) {
+    until = dn_now_ns() + YIELD_NS; /* whoever else wants this CPU gets it */
+    do {
         sched_yield();
         if (atomic_load_explicit(word, memory_order_acquire) != old) return 1;
-    }
+    } while (dn_now_ns() < until);
     return 0;
 }
 
 void dn_barrier(dn_team *team)
 {
-    if (team->threads == 1) return;
+    if (team->threads == 1) {
+        atomic_store_explicit(&team->next, 0, memory_order_relaxed);
+        return;
+    }
     uint32_t phase = atomic_load_explicit(&team->phase, memory_order_acquire);
     uint32_t arrived = atomic_fetch_add_explicit(&team->arrived, 1, memory_order_acq_rel) + 1;
     if (arrived == (uint32_t)team->threads) {
         atomic_store_explicit(&team->arrived, 0, memory_order_relaxed);
+        atomic_store_explicit(&team->next, 0, memory_order_relaxed);
         atomic_store_explicit(&team->phase, phase + 1, memory_order_release);
         return;
     }
@@ -271,6 +276,7 @@ int32_t dn_run(dn_team *team, const dn_command *commands, int32_t count, dn_step
     step->bad_op = -1;
     step->overflow = 0;
     atomic_store(&team->stop, 0);
+    atomic_store(&team->next, 0);
     atomic_store(&team->overflow, 0);
     int32_t refused = dn_start_step(team);
     if (refused) return refused;

@@ -44,6 +44,7 @@ struct dn_team {
     int32_t count;
     dn_step *step;
     _Atomic int32_t stop; /* a command met bad numbers: its index + 1 */
+    _Atomic int64_t next; /* piece of work that nobody has taken yet */
     _Atomic int32_t overflow; /* keys and values that did not fit */
     /* waiting */
     _Atomic uint32_t generation, arrived, phase;
