@@ -24,6 +24,8 @@ from engine.program.ops import Op, Program
 from engine.runtime.cache import range_limit
 from engine.runtime.state import CacheOverflow, State
 
+LANES = 16  # floats that the kernels take at a time
+
 
 def create(
     package: Package,
@@ -82,7 +84,13 @@ class Native:
         return named
 
     def prepare(self, program: Program) -> None:
-        """Raises ValueError for an op that the kernels cannot do."""
+        """Raises ValueError for an op or a head that the kernels cannot do."""
+        dim = self.package.hyperparameters.head_dim
+        if dim % LANES:
+            raise ValueError(
+                f"{self.package.name}: heads of {dim} elements; the native attention needs a "
+                f"multiple of {LANES}: choose unit packed"
+            )
         for op in program.flat():
             if op.kind not in KINDS:
                 raise ValueError(f"op {op.id}: the native unit has no kernel for {op.kind}")

@@ -8,6 +8,8 @@ import pytest
 
 from engine.decode import Decoder
 from engine.formats import SyntheticCheckpoint
+from engine.native.library import NativeUnavailable
+from engine.options import EngineOptions
 from engine.package import Package, build_package
 from engine.runtime.trace import Taps
 from engine.units import unit_names
@@ -56,15 +58,22 @@ def test_the_model_has_scores_beyond_sixteen_bits(
             assert np.isinf(dots.astype(np.float16)).any()
 
 
-@pytest.mark.parametrize("unit", unit_names())
+WAYS = {
+    **{unit: EngineOptions(unit=unit) for unit in unit_names()},  # with floats throughout
+    "native, float16 cache": EngineOptions.for_unit("native"),
+    "native, int8 cache": EngineOptions.from_mapping({"unit": "native", "kv": "int8"}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_a_dot_of_a_hundred_thousand_stays_finite_and_right(
-    unit: str, package: Package, exact: tuple[npt.NDArray[np.floating], Taps]
+    way: str, package: Package, exact: tuple[npt.NDArray[np.floating], Taps]
 ) -> None:
     wanted, _ = exact
     try:
-        batch, steps = Decoder(package, unit=unit), Decoder(package, unit=unit)
-    except (ImportError, OSError, RuntimeError) as error:
-        pytest.skip(f"needs the unit {unit}: {error}")
+        batch, steps = (Decoder(package, options=WAYS[way]) for _ in range(2))
+    except NativeUnavailable as error:
+        pytest.skip(f"needs a C compiler: {error}")
     found = batch.advance(TOKENS, all_logits=True)
     one_by_one = np.array([steps.advance(TOKENS[at : at + 1]) for at in range(len(TOKENS))])
     for logits in (found, one_by_one):
