@@ -21,6 +21,8 @@ from engine.decode import ContextFull, Decoder
 from engine.formats import FormatError, SyntheticCheckpoint, open_checkpoint
 from engine.formats.gguf_writer import write_gguf
 from engine.formats.synthetic import FAMILIES
+from engine.native.library import NativeUnavailable
+from engine.options import EngineOptions
 from engine.package import Package, build_package
 from engine.program.ops import Op
 from engine.quantize.schemes import PackedTensor
@@ -76,17 +78,22 @@ def test_every_synthetic_family_is_read_by_the_module_of_its_name(
         assert family_named(family).program(hp).ops
 
 
+@pytest.mark.parametrize("unit", ["packed", "native"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_agrees_with_the_float64_reference_in_every_op(
-    family: str, tmp_path: Path
+    family: str, unit: str, tmp_path: Path
 ) -> None:
+    options = EngineOptions(unit=unit)  # op by op, with floats throughout
     model = SyntheticCheckpoint(6, family=family, head_dim=32, heads=2, kv_heads=1)
     with packed(model, tmp_path / "x.pkg") as package:
         exact, taps = Decoder(package, unit="reference", dtype=np.float64), Taps()
         exact.advance(TOKENS, taps=taps, all_logits=True)
-        batch, batch_taps = Decoder(package), Taps()
+        try:
+            batch, batch_taps = Decoder(package, options=options), Taps()
+        except NativeUnavailable as error:
+            pytest.skip(f"needs a C compiler: {error}")
         batch.advance(TOKENS, taps=batch_taps, all_logits=True)
-        steps, step_taps = Decoder(package), Taps()
+        steps, step_taps = Decoder(package, options=options), Taps()
         for token in TOKENS:
             steps.advance(np.array([token]), taps=step_taps)
         for name in (name for op in exact.program.ops for name in op.writes):

@@ -143,6 +143,8 @@ def test_looking_changes_no_bit_and_nor_does_running_again(
         assert np.array_equal(traced.advance(TOKENS, taps=taps, all_logits=True), wanted[0])
         assert np.array_equal(traced.advance(TOKENS[:1], taps=taps), wanted[1])
     plain.reset()
+    plain.warm_up()
+    assert plain.position == plain.executor.step == 0
     assert np.array_equal(plain.advance(TOKENS, all_logits=True), wanted[0])
 
 
@@ -222,3 +224,10 @@ def test_a_package_that_is_closed_stays_mapped_for_the_decoder_that_runs_on_it(
     path.unlink()
     decoder.reset()
     assert np.array_equal(decoder.advance(TOKENS), wanted)
+
+
+def test_huge_pages_change_no_bit(package_of: PackageOf) -> None:
+    for model in MODELS:
+        wanted = logits(package_of(model), NATIVE)
+        huge = changed(NATIVE, huge_pages=True)
+        assert np.array_equal(logits(package_of(model), huge), wanted), model

@@ -24,7 +24,9 @@ from engine.native.team import Team
 from engine.options import EngineOptions
 from engine.package import Package, build_package
 from engine.runtime.state import step_inputs
+from engine.runtime.sync import SyncExecutor
 from engine.runtime.trace import Trace
+from engine.units import load_unit
 from engine.units.native import step_of
 
 TOKENS = np.random.default_rng(8).integers(0, 250, 40)
@@ -73,6 +75,20 @@ def test_more_threads_than_cpus_compute_the_same(package: Package) -> None:
     alone = dataclasses.replace(NATIVE, threads=1)
     many = dataclasses.replace(NATIVE, threads=4 * CPUS + 1)
     assert np.array_equal(written(package, many), written(package, alone))
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs Linux's affinities")
+def test_helpers_are_pinned_where_they_are_told_and_the_caller_stays(package: Package) -> None:
+    mine = os.sched_getaffinity(0)
+    last, before = max(mine), set(Path("/proc/self/task").iterdir())
+    unit = load_unit("native", package, threads=3, pin=(last,))
+    decoder = Decoder(package, options=NATIVE)
+    decoder.executor = SyncExecutor(decoder.program, unit)
+    decoder.advance(TOKENS[:3])
+    made = {int(path.name) for path in set(Path("/proc/self/task").iterdir()) - before}
+    pinned = [thread for thread in made if os.sched_getaffinity(thread) == {last}]
+    assert len(pinned) == 2 or len(mine) == 1
+    assert os.sched_getaffinity(0) == mine
 
 
 def test_decoders_in_several_threads_do_not_disturb_each_other(package: Package) -> None:
