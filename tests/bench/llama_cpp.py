@@ -132,6 +132,8 @@ def _build(folder: Path, python: Path, flags: str) -> None:
             ).returncode
         except subprocess.TimeoutExpired:
             raise NoLlama(f"building llama.cpp took more than {BUILD_S} s; see {log}") from None
+    if status < 0:
+        raise NoLlama(f"building llama.cpp was ended by signal {-status}; run it again")
     if status:
         lines = log.read_text("utf-8", errors="replace").splitlines()
         errors = [line.strip() for line in lines if "error" in line.lower()] or lines[-1:]
