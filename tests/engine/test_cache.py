@@ -284,8 +284,8 @@ def test_views_of_all_parts_share_no_byte() -> None:
     ("arguments", "message"),
     [
         ({"scheme": "fp8"}, "cache scheme is 'fp8', expected one of f32, f16, int8, int4"),
-        ({"layout": "dk"}, "cache layout is 'dk', expected one of numpy, sd, ds"),
-        ({"layout": "numpy", "scheme": "int8"}, "choose layout 'sd' or 'ds'"),
+        ({"layout": "dk"}, "cache layout is 'dk', expected one of numpy, sd, ds, mixed"),
+        ({"layout": "numpy", "scheme": "int8"}, "choose layout 'sd', 'ds' or 'mixed'"),
         ({"sequences": 0}, "cache sequences is 0, expected at least 1"),
         ({"head_dim": 3, "scheme": "int4"}, "cache head_dim is 3, expected an even number"),
     ],
