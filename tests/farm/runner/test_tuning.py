@@ -42,3 +42,26 @@ def test_nothing_is_measured_where_the_file_says_threads_and_cores(lab: Any) -> 
     assert stages_of(lab, result) == ["curve"]
     (row,) = lab.store.campaign_runs(result.id, "v")
     assert row.engine["threads"] == 1
+
+
+def test_without_a_compiler_numpy_runs_and_every_speed_says_why(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.native.compilers import BuildError
+    from harness.deploy import bundle
+
+    def unavailable(*given: Any, **more: Any) -> Any:
+        raise BuildError("no compiler", expected="zig")
+
+    monkeypatch.setattr(bundle, "native_build", unavailable)
+    result = lab.run(lab.boards(OPEN), stages=["curve"])
+    assert stages_of(lab, result) == ["curve"]  # numpy has one thread: nothing to find
+    curve = result.results["v"]["curve"]
+    (kernels,) = [check for check in curve.verdict.checks if check.name == "kernels"]
+    assert (curve.outcome.value, kernels.outcome.value) == ("warn", "warn")
+    assert "no compiler" in kernels.sentence
+
+    asked = lab.run(lab.boards("  v: {virtual: {}, engine: {unit: native}}"), stages=["curve"])
+    refused = asked.results["v"]["curve"]
+    assert (refused.outcome.value, refused.error_kind) == ("error", "deploy")
+    assert "--unit packed" in str(refused.verdict.remedy)
