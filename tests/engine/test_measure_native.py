@@ -128,6 +128,14 @@ def test_a_planted_fault_is_named_by_the_fused_op_that_holds_it(
     assert (verdict.outcome, verdict.culprit) == (Outcome.FAIL, op)
 
 
+def test_the_ceiling_is_the_best_read_in_the_same_threads(run: Run) -> None:
+    verdict, log = run("curve", threads=1)
+    told = log.data("bandwidth")
+    assert told["gb_s"] >= told["linear_gb_s"] > 0
+    assert told["what"].startswith("the best read found: 1 thread, ")
+    assert verdict.details["bandwidth_gb_s"] == told["gb_s"]
+
+
 def test_a_layout_without_fast_kernels_fails_the_speed_by_name(run: Run) -> None:
     verdict, _ = run("curve", layout="blocked")
     assert verdict.outcome == Outcome.FAIL
