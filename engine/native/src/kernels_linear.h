@@ -2,8 +2,10 @@
  *
  * The functions below are templates in the C way: `scheme` and the like are constants at every
  * call, and what does not apply folds away. Sums run over groups of 32 inputs in order, group by
- * group, in every variant of one scheme, so a row's result depends neither on how many rows or
- * tokens are computed beside it nor on the number of threads.
+ * group, in every variant of one scheme, so a row's result depends neither on how many rows are
+ * computed beside it nor on the number of threads; nor, with int8 activations, on how many tokens
+ * there are. With float ones, one token is multiplied by codes and several by widened weights,
+ * which rounds differently.
  */
 
 DN_INLINE float scale_at(const void *p, int32_t is_f32, int64_t i)
