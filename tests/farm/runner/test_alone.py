@@ -133,10 +133,15 @@ def test_stopping_does_not_wait_for_another_process_that_makes_the_bundle(lab: A
 
 
 def test_a_run_is_stored_with_all_that_makes_it_comparable(lab: Any) -> None:
-    boards = lab.boards("  v: {virtual: {}, toolchain: {kind: cc, command: gcc, flags: [-O2]}}")
+    boards = lab.boards(
+        "  v: {virtual: {}, engine: {unit: packed}, "
+        "toolchain: {kind: cc, command: gcc, flags: [-O2]}}"
+    )
     result = lab.run(boards, stages=["tiny"])
     (row,) = lab.store.campaign_runs(result.id)
     assert row.outcome == "pass"
     assert row.toolchain == "cc gcc -O2"
+    assert (row.engine["unit"], row.engine["engine"]["executor"]) == ("packed", "sync")
+    assert row.engine["threads"] == 1
     assert len(row.quant_hash) == 64
     assert row.power_mode == (row.facts["governor"] or None)
