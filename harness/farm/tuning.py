@@ -93,11 +93,11 @@ class Tuning:
             return
         self._asked_for = True
         result = StageRun(self.run, LADDER).result()  # which keeps what it found
+        told = f"{self.run.board.name} {LADDER.name} {result.outcome.value.upper()}: "
+        told += result.verdict.headline
         if self.found is None:
-            self.run.campaign.reporter.note(
-                f"{self.run.board.name} {LADDER.name} {result.outcome.value.upper()}: "
-                f"{result.verdict.headline}; its stages run in the engine's own number of threads"
-            )
+            told += "; its stages run in the engine's own number of threads"
+        self.run.campaign.reporter.note(told)
 
     def keep(self, run_id: str | None, found: Tuned | None) -> None:
         """Stores what a ladder found."""

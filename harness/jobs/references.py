@@ -198,15 +198,28 @@ def aligned(model: PreparedModel, definition: EngineOptions, tokens: Array, rows
         arrays["tokens"],
         arrays["rows"],
         arrays["logits"],
-        arrays["logits"]
-        if is_exact(definition)
-        else _aligned(model, PLAIN, tokens, rows)["logits"],
+        arrays["logits"] if is_exact(definition) else plain_logits(model, tokens),
         with_prefix(arrays, REFERENCE),
         with_prefix(arrays, LOCAL),
         with_prefix(arrays, FREE),
         float(arrays["noise"]),
         float(arrays["drift"]),
     )
+
+
+def plain_logits(model: PreparedModel, tokens: Array) -> npt.NDArray[np.float32]:
+    """(N, V) along `tokens` (N,), in floats throughout. In float32: that is finer by far than what
+    a scheme of few bits, which is compared with it, can be."""
+    tokens = np.asarray(tokens, np.int64)
+
+    def make() -> Arrays:
+        with Package.open(model.package) as package:
+            decoder = decoder_of(package, PLAIN, len(tokens))
+            return {"logits": decoder.advance(tokens, all_logits=True)}
+
+    found: npt.NDArray[np.float32]
+    found = cached("plain", [model.sha256, tokens.tolist()], make)["logits"]
+    return found
 
 
 def _aligned(model: PreparedModel, definition: EngineOptions, tokens: Array, rows: Array) -> Arrays:
@@ -359,10 +372,9 @@ def scheme_noise(model: PreparedModel, definition: EngineOptions, tokens: Array)
 
     def make() -> Arrays:
         with Package.open(model.package) as package:
-            plain, moved = (
-                decoder_of(package, options, len(tokens)).advance(tokens, all_logits=True)
-                for options in (PLAIN, definition)
-            )  # (N, V)
+            decoder = decoder_of(package, definition, len(tokens))
+            moved = decoder.advance(tokens, all_logits=True)  # (N, V)
+        plain = plain_logits(model, tokens)
         order = np.argsort(-plain, axis=-1)[:, :FAR]
         want = np.take_along_axis(plain, order, axis=-1).astype(np.float64)
         error = np.take_along_axis(moved, order, axis=-1) - want  # (N, FAR)

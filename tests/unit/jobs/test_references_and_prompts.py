@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from engine.decode import Decoder
+from engine.options import EngineOptions
 from engine.package import Package
 from engine.runtime.trace import Taps
 from harness.deploy.models import PreparedModel
@@ -259,3 +260,40 @@ def test_tiny_stage_gets_the_tiny_model_and_others_the_real_one(tiny_model: Prep
     by_name = {stage.name: base.stage_model(stage, tiny_model, options).name for stage in stages()}
     assert by_name["tiny"] == "tiny-7"
     assert by_name["stress"] == tiny_model.name
+
+
+def test_a_definition_is_what_is_computed_not_how() -> None:
+    fast = EngineOptions.for_unit("native")
+    slow = dataclasses.replace(
+        fast, executor="sync", threads=4, huge_pages=True, kv_layout="ds", kernels="generic"
+    )
+    assert references.definition_of(fast) == references.definition_of(slow)
+    other = dataclasses.replace(fast, kv="int8")
+    assert references.definition_of(other) != references.definition_of(fast)
+    assert references.definition_of(EngineOptions()) == references.PLAIN
+
+
+def test_a_scheme_of_few_bits_is_judged_by_floats_with_its_own_noise(
+    tiny_model: PreparedModel,
+) -> None:
+    tokens = prompts.text_tokens(tiny_model, 40)
+    coarse = references.definition_of(EngineOptions(kv="int4", kv_layout="sd"))
+    fine = references.definition_of(EngineOptions(kv="int8", kv_layout="sd"))
+    assert references.judging(coarse) == references.PLAIN
+    assert references.judging(references.PLAIN) == references.PLAIN
+    noise = [references.scheme_noise(tiny_model, way, tokens) for way in (fine, coarse)]
+    assert noise[0].between < noise[1].between
+    assert noise[0].alone < noise[1].alone
+    exact = references.scheme_noise(tiny_model, references.PLAIN, tokens)
+    assert exact.alone == 0.0
+
+
+def test_references_of_a_scheme_hold_what_its_cache_holds(tiny_model: PreparedModel) -> None:
+    """The naive run on the reference's inputs is as close as with floats: it has the same codes."""
+    tokens, rows = prompts.text_tokens(tiny_model, 32), references.spread_rows(32, 5)
+    way = references.definition_of(EngineOptions(kv="int4", kv_layout="ds", fused=True))
+    aligned = references.aligned(tiny_model, way, tokens, rows)
+    for name, want in aligned.reference.items():
+        error = np.linalg.norm(aligned.local[name].astype(np.float64) - want)
+        assert error <= 1e-5 * np.linalg.norm(want), name
+    assert np.abs(aligned.plain - aligned.logits).max() > 1e-3  # and its loss shows against floats
