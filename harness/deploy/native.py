@@ -36,10 +36,15 @@ NEWEST_GLIBC = (2, 38)  # nothing newer is used, and a compiler may not know a n
 _RUNTIMES = {"address": "asan", "thread": "tsan"}
 # Of the system everywhere: never sent along.
 _SYSTEM = ("libc.", "libm.", "libdl.", "libpthread.", "librt.", "ld-linux", "ld-musl")
+# A request for more memory than there is fails as it does without a sanitiser.
+_COMMON = "abort_on_error=1:allocator_may_return_null=1"
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     # Python frees little at its end, and numpy's threads are not instrumented.
-    "address": {"ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1"},
-    "thread": {"TSAN_OPTIONS": "halt_on_error=1:abort_on_error=1:ignore_noninstrumented_modules=1"},
+    "address": {"ASAN_OPTIONS": f"{_COMMON}:detect_leaks=0"},
+    "thread": {
+        "TSAN_OPTIONS": f"{_COMMON}:halt_on_error=1:ignore_noninstrumented_modules=1"
+        ":die_after_fork=0"
+    },
     "undefined": {"UBSAN_OPTIONS": "print_stacktrace=1:abort_on_error=1"},
 }
 
