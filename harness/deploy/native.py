@@ -41,10 +41,7 @@ _COMMON = "abort_on_error=1:allocator_may_return_null=1"
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     # Python frees little at its end, and numpy's threads are not instrumented.
     "address": {"ASAN_OPTIONS": f"{_COMMON}:detect_leaks=0"},
-    "thread": {
-        "TSAN_OPTIONS": f"{_COMMON}:halt_on_error=1:ignore_noninstrumented_modules=1"
-        ":die_after_fork=0"
-    },
+    "thread": {"TSAN_OPTIONS": f"{_COMMON}:halt_on_error=1:ignore_noninstrumented_modules=1"},
     "undefined": {"UBSAN_OPTIONS": "print_stacktrace=1:abort_on_error=1"},
 }
 
