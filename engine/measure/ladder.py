@@ -27,7 +27,8 @@ from engine.placement import Placement, allowed_here, candidates, collect, parse
 if TYPE_CHECKING:
     from engine.decode import Decoder
 
-ALIKE = 0.97  # of the best: fewer threads that are as fast leave cores to others, and stay cooler
+ALIKE = 0.03  # slower than the best: fewer threads as fast leave cores to others, and stay cooler
+UNSURE, MOST_UNSURE = 2.0, 0.25  # standard errors that count as alike; and a share, at most
 MOST_TOKENS, FEWEST_TOKENS = 48, 4  # of one visit
 WARM_TOKENS = 2  # untimed at the start of a visit: the cores come from other work
 ROOM = 8  # positions beyond what is decoded
@@ -48,6 +49,15 @@ class Rung:
     def tokens_per_s(self) -> float:
         """Of the median visit."""
         return 1e9 / float(np.median(self.medians_ns))
+
+    @property
+    def unsure(self) -> float:
+        """The standard error of the median visit, as a share of it: 1.2533 σ / √n for values near
+        normal, with σ from their median absolute deviation (σ = 1.4826 MAD)."""
+        times = np.asarray(self.medians_ns)
+        middle = float(np.median(times))
+        spread = 1.4826 * float(np.median(np.abs(times - middle)))
+        return 1.2533 * spread / float(np.sqrt(len(times))) / middle
 
     def told(self) -> dict[str, Any]:
         return {
@@ -111,8 +121,13 @@ def placements(
 
 def best_of(rungs: Sequence[Rung]) -> Rung:
     """The first that is as fast as the fastest, within what repetitions differ by."""
-    fastest = max(rung.tokens_per_s for rung in rungs)
-    return next(rung for rung in rungs if rung.tokens_per_s >= ALIKE * fastest)
+    fastest = max(rungs, key=lambda rung: rung.tokens_per_s)
+
+    def alike(rung: Rung) -> bool:
+        share = max(ALIKE, min(MOST_UNSURE, UNSURE * max(rung.unsure, fastest.unsure)))
+        return rung.tokens_per_s >= (1 - share) * fastest.tokens_per_s
+
+    return next(rung for rung in rungs if alike(rung))
 
 
 class Ladder:

@@ -42,11 +42,14 @@ def test_numpy_is_tried_in_one_thread_on_each_set_of_cores() -> None:
 
 
 def test_the_fewest_threads_that_are_as_fast_win() -> None:
-    def rung(threads: int, speed: float) -> Rung:
-        return Rung("threads", threads, None, "sd", False, [1e9 / speed])
+    def rung(threads: int, *speeds: float) -> Rung:
+        return Rung("threads", threads, None, "sd", False, [1e9 / speed for speed in speeds])
 
     assert best_of([rung(1, 50), rung(2, 98), rung(4, 100)]).threads == 2
     assert best_of([rung(1, 50), rung(2, 90), rung(4, 100)]).threads == 4
+    # What differs by less than its repetitions do is alike.
+    assert best_of([rung(1, 92, 80, 95, 99, 86), rung(2, 100, 90, 105, 94, 110)]).threads == 1
+    assert best_of([rung(1, 50, 40, 60, 55, 45), rung(2, 100, 90, 105, 94, 110)]).threads == 2
 
 
 @pytest.mark.parametrize("unit", ["packed", "native"])
