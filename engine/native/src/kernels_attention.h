@@ -1,5 +1,6 @@
 /* The KV cache and attention over it. A head's slots are rows of D, one behind the other (sd) or
- * with the other heads' rows between them (skd), or panels of 32 slots, each D × 32 (ds). All arithmetic is in float32, whatever the cache holds. */
+ * with the other heads' rows between them (skd), or panels of 32 slots, each D × 32 (ds). All
+ * arithmetic is in float32, whatever the cache holds. */
 
 #include <float.h>
 
@@ -80,6 +81,12 @@ DN_INLINE void kv_prefetch(int scheme, const uint8_t *data, int64_t i)
 {
     __builtin_prefetch(data + i * element_bytes_times_two(scheme) / 2 + DN_PREFETCH);
 }
+/* Ask for element i of what is read after this, into the second level: while the keys of a chunk
+ * are read its values come, and while those are, the keys of the chunk behind it. */
+DN_INLINE void kv_announce(int scheme, const uint8_t *then, int64_t i)
+{
+    __builtin_prefetch(then + i * element_bytes_times_two(scheme) / 2, 0, 2);
+}
 /* 16 bytes of int4: the two halves that share them */
 DN_INLINE void kv_load_pair(const uint8_t *p, v16f *low, v16f *high)
 {
@@ -89,9 +96,9 @@ DN_INLINE void kv_load_pair(const uint8_t *p, v16f *low, v16f *high)
     *high = v_sub(*high, eight);
 }
 
-/* scores[h][slot - from] for `heads` queries (heads, D); rows of D. */
-DN_INLINE void scores_rows(int scheme, int heads, const uint8_t *k, int64_t row, int32_t dim,
-                           const float *q, int32_t from, int32_t to, float *scores)
+/* scores[h][slot - from] for `heads` queries (heads, D); rows of D. `then`: see kv_announce. */
+DN_INLINE void scores_rows(int scheme, int heads, const uint8_t *k, const uint8_t *then, int64_t row,
+                           int32_t dim, const float *q, int32_t from, int32_t to, float *scores)
 {
     for (int32_t slot = from; slot < to; slot++) {
         v16f sum[4];
@@ -100,6 +107,7 @@ DN_INLINE void scores_rows(int scheme, int heads, const uint8_t *k, int64_t row,
         if (scheme == DN_KV_INT4) {
             for (int32_t d = 0; d < dim / 2; d += 16) {
                 v16f a, b;
+                kv_announce(scheme, then, slot * row + 2 * d);
                 kv_load_pair(k + slot * row / 2 + d, &a, &b);
 #pragma GCC unroll 4
                 for (int h = 0; h < heads; h++) {
@@ -109,6 +117,7 @@ DN_INLINE void scores_rows(int scheme, int heads, const uint8_t *k, int64_t row,
             }
         } else {
             for (int32_t d = 0; d < dim; d += 16) {
+                kv_announce(scheme, then, slot * row + d);
                 v16f a = kv_load(scheme, k, slot * row + d);
 #pragma GCC unroll 4
                 for (int h = 0; h < heads; h++) sum[h] = v_fma(a, v_load(q + h * dim + d), sum[h]);
@@ -120,8 +129,8 @@ DN_INLINE void scores_rows(int scheme, int heads, const uint8_t *k, int64_t row,
 }
 
 /* The same over panels: lanes are slots. `from` is a multiple of 32; whole panels are computed. */
-DN_INLINE void scores_panels(int scheme, int heads, const uint8_t *k, int32_t dim, const float *q,
-                             int32_t from, int32_t to, float *scores)
+DN_INLINE void scores_panels(int scheme, int heads, const uint8_t *k, const uint8_t *then, int32_t dim,
+                             const float *q, int32_t from, int32_t to, float *scores)
 {
     for (int32_t slot = from; slot < to; slot += PANEL) {
         v16f sum[4][2];
@@ -131,6 +140,7 @@ DN_INLINE void scores_panels(int scheme, int heads, const uint8_t *k, int32_t di
         for (int32_t d = 0; d < dim; d++, at += PANEL) {
             v16f a, b;
             kv_prefetch(scheme, k, at);
+            kv_announce(scheme, then, at);
             if (scheme == DN_KV_INT4) {
                 kv_load_pair(k + at / 2, &a, &b);
             } else {
@@ -153,8 +163,8 @@ DN_INLINE void scores_panels(int scheme, int heads, const uint8_t *k, int32_t di
 }
 
 /* o[h][d] = Σ_slot p[h][slot] v[slot][d]; rows of D, some vectors of D at a time. */
-DN_INLINE void mix_rows(int scheme, int heads, const uint8_t *v, int64_t row, int32_t dim,
-                        const float *p, int32_t from, int32_t to, float *o, int64_t stride)
+DN_INLINE void mix_rows(int scheme, int heads, const uint8_t *v, const uint8_t *then, int64_t row,
+                        int32_t dim, const float *p, int32_t from, int32_t to, float *o, int64_t stride)
 {
     if (scheme == DN_KV_INT4) {
         for (int32_t d = 0; d < dim / 2; d += 16) {
@@ -163,6 +173,7 @@ DN_INLINE void mix_rows(int scheme, int heads, const uint8_t *v, int64_t row, in
             for (int h = 0; h < heads; h++) low[h] = high[h] = v_set1(0);
             for (int32_t slot = from; slot < to; slot++) {
                 v16f a, b;
+                kv_announce(scheme, then, slot * row + 2 * d);
                 kv_load_pair(v + slot * row / 2 + d, &a, &b);
 #pragma GCC unroll 4
                 for (int h = 0; h < heads; h++) {
@@ -188,7 +199,7 @@ DN_INLINE void mix_rows(int scheme, int heads, const uint8_t *v, int64_t row, in
             for (int i = 0; i < DN_VECTORS; i++) sum[h][i] = v_set1(0);
         for (int32_t slot = from; slot < to; slot++) {
             v16f value[DN_VECTORS];
-            for (int i = 0; i < DN_VECTORS; i += 2) kv_prefetch(scheme, v, slot * row + d + 16 * i);
+            for (int i = 0; i < DN_VECTORS; i += 2) kv_announce(scheme, then, slot * row + d + 16 * i);
 #pragma GCC unroll 4
             for (int i = 0; i < DN_VECTORS; i++) value[i] = kv_load(scheme, v, slot * row + d + 16 * i);
 #pragma GCC unroll 4
@@ -218,8 +229,8 @@ DN_INLINE void mix_rows(int scheme, int heads, const uint8_t *v, int64_t row, in
 }
 
 /* The same over panels. Slots from `to` on may hold anything, NaN included: they are cut off. */
-DN_INLINE void mix_panels(int scheme, int heads, const uint8_t *v, int32_t dim, const float *p,
-                          int32_t from, int32_t to, float *o, int64_t stride)
+DN_INLINE void mix_panels(int scheme, int heads, const uint8_t *v, const uint8_t *then, int32_t dim,
+                          const float *p, int32_t from, int32_t to, float *o, int64_t stride)
 {
     for (int32_t d = 0; d < dim; d++) {
         v16f sum[4];
@@ -228,6 +239,7 @@ DN_INLINE void mix_panels(int scheme, int heads, const uint8_t *v, int32_t dim, 
         for (int32_t slot = from; slot < to; slot += PANEL) {
             int64_t at = ((int64_t)(slot / PANEL) * dim + d) * PANEL;
             v16f a, b;
+            kv_announce(scheme, then, at);
             if (scheme == DN_KV_INT4) {
                 kv_load_pair(v + at / 2, &a, &b);
             } else {
@@ -270,17 +282,17 @@ DN_INLINE void attend_heads(int scheme, int heads, const dn_cache *c, int64_t st
     int rows = c->key_layout != DN_DS;
     if (keep > from) { /* slots of the kept prefix are read with queries of their own */
         kept = keep < to ? keep - from : count;
-        if (rows) scores_rows(scheme, heads, k, row, dim, prefix, from, from + kept, scores);
-        else scores_panels(scheme, heads, k, dim, prefix, from, from + kept, scores);
+        if (rows) scores_rows(scheme, heads, k, v, row, dim, prefix, from, from + kept, scores);
+        else scores_panels(scheme, heads, k, v, dim, prefix, from, from + kept, scores);
     }
     if (kept < count) {
         if (rows) {
-            scores_rows(scheme, heads, k, row, dim, q, from + kept, to, scores + kept);
+            scores_rows(scheme, heads, k, v, row, dim, q, from + kept, to, scores + kept);
         } else if (!kept) {
-            scores_panels(scheme, heads, k, dim, q, from, to, scores);
+            scores_panels(scheme, heads, k, v, dim, q, from, to, scores);
         } else { /* the panel that both share is computed twice */
             float mixed[4 * DN_CHUNK];
-            scores_panels(scheme, heads, k, dim, q, from, to, mixed);
+            scores_panels(scheme, heads, k, v, dim, q, from, to, mixed);
             for (int h = 0; h < heads; h++)
                 memcpy(scores + h * DN_CHUNK + kept, mixed + h * DN_CHUNK + kept, sizeof(float) * (size_t)(count - kept));
         }
@@ -290,30 +302,31 @@ DN_INLINE void attend_heads(int scheme, int heads, const dn_cache *c, int64_t st
     const uint16_t *vs = c->scheme >= DN_KV_INT8 ? scales_of(c, c->v_scale, start, head) + from : 0;
     v16f lowest = v_set1(-INFINITY);
     for (int h = 0; h < heads; h++) {
-        float *row = scores + h * DN_CHUNK;
+        float *line = scores + h * DN_CHUNK;
         v16f top = lowest;
         for (int32_t i = 0; i < count; i += 16) {
-            v16f s = v_load(row + i);
+            v16f s = v_load(line + i);
             if (ks) s = v_mul(s, some_scales(ks + i, count - i));
             if (i + 16 > count) s = v_keep(s, count - i, -INFINITY);
-            v_store(row + i, s);
+            v_store(line + i, s);
             top = v_max(top, s);
         }
         float highest = v_top(top);
         v16f sum = v_set1(0);
         for (int32_t i = 0; i < count; i += 16) {
-            v16f e = v_exp(v_sub(v_load(row + i), v_set1(highest)));
+            v16f e = v_exp(v_sub(v_load(line + i), v_set1(highest)));
             if (i + 16 > count) e = v_keep(e, count - i, 0);
             sum = v_add(sum, e);
             if (vs) e = v_mul(e, some_scales(vs + i, count - i));
-            v_store(row + i, e);
+            v_store(line + i, e);
         }
-        for (int32_t i = (count + 15) / 16 * 16; i < (count + 31) / 32 * 32; i += 16) v_store(row + i, v_set1(0));
+        for (int32_t i = (count + 15) / 16 * 16; i < (count + 31) / 32 * 32; i += 16) v_store(line + i, v_set1(0));
         part[h * stride + dim] = highest;
         part[h * stride + dim + 1] = v_sum(sum);
     }
-    if (c->value_layout != DN_DS) mix_rows(scheme, heads, v, value_row, dim, scores, from, to, part, stride);
-    else mix_panels(scheme, heads, v, dim, scores, from, to, part, stride);
+    const uint8_t *then = k + DN_CHUNK * row * element_bytes_times_two(scheme) / 2;
+    if (c->value_layout != DN_DS) mix_rows(scheme, heads, v, then, value_row, dim, scores, from, to, part, stride);
+    else mix_panels(scheme, heads, v, then, dim, scores, from, to, part, stride);
 }
 
 DN_INLINE void attend_group(int scheme, const dn_cache *c, int64_t start, int32_t head, int32_t group,

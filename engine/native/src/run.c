@@ -321,7 +321,8 @@ static void run_attention(dn_team *team, const dn_command *c, int32_t thread)
         dn_barrier(team);
     }
     int64_t items = (int64_t)rows * c->kv_heads * (split ? chunks : 1), last = -1, from, to;
-    while (take(team, items, 1, &from, &to)) {
+    int64_t piece = items / (PIECES * team->threads); /* chunks in a row: each asks for the next */
+    while (take(team, items, piece ? piece : 1, &from, &to)) {
         for (int64_t i = from; i < to; i++) {
             int64_t pair = split ? i / chunks : i, t = pair / c->kv_heads;
             int32_t head = (int32_t)(pair % c->kv_heads), chunk = split ? (int32_t)(i % chunks) : 0;
