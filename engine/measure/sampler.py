@@ -79,6 +79,8 @@ class Sampler:
                 threads = self._process.num_threads()
         except (psutil.Error, OSError):
             return {}
+        if not memory.rss:  # on its way out: the kernel has taken its memory, but not its number
+            return {}
         now, busy = time.monotonic(), times.user + times.system
         percent = None
         if self._last is not None and now > self._last[0]:

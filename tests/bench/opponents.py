@@ -77,8 +77,13 @@ class Opponents:
 
     @property
     def batching(self) -> list[LlamaRunner]:
-        """Those that can take several tokens at once."""
+        """Those that can take several tokens at once: that prefill as well as decode."""
         return [runner for runner in self.runners if runner.setting not in self._single]
+
+    @property
+    def decoding(self) -> list[LlamaRunner]:
+        """Those that can only decode here."""
+        return [runner for runner in self.runners if runner.setting in self._single]
 
     def fill(self, tokens: Sequence[int]) -> None:
         """All caches up to the whole of `tokens`: filled once for each flash setting, whose caches
@@ -101,12 +106,15 @@ class Opponents:
     def finalists(
         self,
         tokens: Sequence[int],
-        among: Sequence[LlamaRunner] | None = None,
+        among: Sequence[LlamaRunner],
         *,
         prefill: bool = False,
     ) -> list[LlamaRunner]:
-        """The fastest at decoding `tokens` one by one (or at prefilling them) where they stand."""
-        runners = list(among or self.runners)
+        """The fastest `among` some at decoding `tokens` one by one (or at prefilling them) where
+        they stand; none of none."""
+        runners = list(among)
+        if not runners:
+            return []
 
         def phase(runner: LlamaRunner) -> Callable[[], float]:
             if prefill:

@@ -106,6 +106,14 @@ def stop(board: Board | str) -> bool:
         return ended
 
 
+def provoke(name: str) -> None:
+    """The timed faults of a live board that have not come yet come now: `freeze_after`,
+    `drop_link_at`, `reboot_at`. Those of a board without a session wait for one."""
+    state = State.read(board_folder(name))
+    if state is not None:
+        _signal(state, signal.SIGUSR1)
+
+
 def started_here() -> list[str]:
     """The names of the live boards that this process started.
 

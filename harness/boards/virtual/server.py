@@ -71,6 +71,7 @@ class Board:
         self.links: set[asyncssh.SSHServerConnection] = set()
         self.refusals_left = self.options.refuse if isinstance(self.options.refuse, int) else 0
         self.faults_armed = False
+        self._provoked = asyncio.Event()
         self.last_busy = time.monotonic()
         self.port = 0
         self._listener: asyncssh.SSHAcceptor | asyncio.Server | None = None
@@ -86,6 +87,7 @@ class Board:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.ended.set)
+        loop.add_signal_handler(signal.SIGUSR1, self._provoked.set)
         await self._listen()
         state = State(
             name=self.setting.name,
@@ -200,7 +202,13 @@ class Board:
             (self.options.reboot_at, self._reboot),
         ):
             if after:
-                self._spawn(_later(after, act))
+                self._spawn(self._later(after, act))
+
+    async def _later(self, seconds: float, act: Callable[[], Awaitable[None]]) -> None:
+        """Or at once, when somebody provokes it (manage.provoke)."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._provoked.wait(), seconds)
+        await act()
 
     async def _hush(self) -> None:
         """No connection, and nothing that accepts one."""
@@ -328,8 +336,3 @@ def cores(name: str, count: int) -> set[int]:
     number = re.search(r"(\d{1,9})$", name)
     first = (int(number[1]) if number else zlib.crc32(name.encode())) % len(allowed)
     return {allowed[(first + step) % len(allowed)] for step in range(min(count, len(allowed)))}
-
-
-async def _later(seconds: float, act: Callable[[], Awaitable[None]]) -> None:
-    await asyncio.sleep(seconds)
-    await act()

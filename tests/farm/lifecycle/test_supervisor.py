@@ -36,7 +36,9 @@ def test_an_engine_is_sampled_while_it_lives(supervise: Supervise) -> None:
     run.wait()
     samples = [event.data for event in run.of_kind("sample")]
     assert len(samples) >= 4
-    assert all(1 < sample["rss_mb"] < 1000 for sample in samples)
+    sizes = [sample["rss_mb"] for sample in samples if "rss_mb" in sample]
+    assert len(sizes) >= 3
+    assert all(0 < size < 1000 for size in sizes)
     assert "cpu_percent" in samples[-1]
 
 

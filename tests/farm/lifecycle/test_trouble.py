@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from engine.records import Event
+from harness.boards import virtual
 from harness.connect import BoardSession, CommandResult
 from harness.deadline import Deadline
 from harness.errors import BoardError
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 
 
 def test_a_reboot_is_told_from_a_crash_by_the_boot_id(bench: MakeBench, tmp_path: Path) -> None:
-    board = bench(reboot_at=2.5)
+    board = bench(reboot_at=3600)
     run = board.start([{"do": "sleep", "s": 60}])
+    virtual.provoke(board.board.name)
     log = board.follow(run, tmp_path)
     assert log.status == "board-reset"
     assert "boot_id was" in log.reason

@@ -137,6 +137,19 @@ class Lab:
     def recorder(act: Callable[[str, str, float | None], None] | None = None) -> Recorder:
         return Recorder(act)
 
+    @staticmethod
+    def provoking(stage: str) -> Recorder:
+        """Timed faults of virtual boards come once when `stage` makes progress, however long it
+        took to get there."""
+        done: set[str] = set()
+
+        def act(board: str, at: str, fraction: float | None) -> None:
+            if at == stage and fraction and board not in done:
+                done.add(board)
+                virtual.provoke(board)
+
+        return Recorder(act)
+
     def run(
         self,
         boards: Sequence[Board],

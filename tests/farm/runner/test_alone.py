@@ -94,7 +94,8 @@ def test_what_cannot_be_ended_makes_the_board_busy_and_is_told(
 
 
 def test_a_second_attempt_looks_at_the_board_anew(lab: Any) -> None:
-    result = lab.run(lab.boards("  v: {virtual: {reboot_at: 5}}"), stages=["stress"])
+    boards = lab.boards("  v: {virtual: {reboot_at: 3600}}")
+    result = lab.run(boards, stages=["stress"], reporter=lab.provoking("stress"))
     first, second = lab.store.campaign_runs(result.id)
     assert (first.error_kind, second.outcome) == ("board-reset", "pass")
     assert second.facts["boot_id"] == second.boot_id != first.facts["boot_id"]

@@ -95,7 +95,8 @@ def test_a_planted_fault_fails_accuracy_names_its_op_and_blocks_the_rest(lab: An
 
 
 def test_a_link_that_drops_in_mid_run_loses_nothing(lab: Any) -> None:
-    result = lab.run(lab.boards("  v: {virtual: {drop_link_at: 4}}"), stages=["stress"])
+    boards = lab.boards("  v: {virtual: {drop_link_at: 3600}}")
+    result = lab.run(boards, stages=["stress"], reporter=lab.provoking("stress"))
     assert lab.outcomes(result, "v") == {"stress": "pass"}
     started = [row for row in lab.store.campaign_runs(result.id) if row.remote_spool]
     assert len(started) == 1
@@ -104,7 +105,8 @@ def test_a_link_that_drops_in_mid_run_loses_nothing(lab: Any) -> None:
 def test_a_board_that_reboots_in_mid_run_is_tried_once_more_and_both_tries_are_kept(
     lab: Any,
 ) -> None:
-    result = lab.run(lab.boards("  v: {virtual: {reboot_at: 5}}"), stages=["stress"])
+    boards = lab.boards("  v: {virtual: {reboot_at: 3600}}")
+    result = lab.run(boards, stages=["stress"], reporter=lab.provoking("stress"))
     first, second = lab.store.campaign_runs(result.id)
     assert (first.outcome, first.error_kind, first.attempt) == ("error", "board-reset", 1)
     assert (second.outcome, second.attempt) == ("pass", 2)

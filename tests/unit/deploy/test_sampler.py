@@ -44,6 +44,13 @@ def test_a_sample_of_this_process_agrees_with_psutil() -> None:
     assert found.cpu_percent is None  # it takes two looks
 
 
+def test_a_process_that_has_given_its_memory_back_has_no_figures() -> None:
+    with subprocess.Popen(["true"]) as ended:
+        sampler = Sampler(ended.pid)
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # dead, and not yet collected
+        assert sampler.sample().rss_mb is None
+
+
 def test_memory_that_is_taken_is_seen() -> None:
     sampler = Sampler(os.getpid())
     before = sampler.sample()
