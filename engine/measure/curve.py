@@ -161,11 +161,9 @@ def native_bandwidth(decoder: Decoder) -> dict[str, Any] | None:
     size = NATIVE_READ_BYTES
     if available is not None:  # a small board keeps most of its memory
         size = max(READ_BYTES, min(size, int(available * 2**20) // 8))
-    read = library.functions.dn_read_bandwidth
-    rates = {
-        way: float(read(threads, size, *way, READ_ROUNDS))
-        for way in ((1, 0, 0), (1, 0, 1), (4, 512, 0), (4, 512, 1))
-    }
+    ways = ((1, 0, False), (1, 0, True), (4, 512, False), (4, 512, True))
+    passes = {way: library.read_rates(threads, size, *way, READ_ROUNDS) for way in ways}
+    rates = {way: max(found, default=0.0) for way, found in passes.items()}
     best = max(rates, key=lambda way: rates[way])
     if rates[best] <= 0:  # it could not have the memory
         return None
@@ -173,7 +171,7 @@ def native_bandwidth(decoder: Decoder) -> dict[str, Any] | None:
     pages = "huge pages" if huge else "4 KiB pages"
     return {
         "gb_s": rates[best],
-        "linear_gb_s": rates[1, 0, 0],
+        "linear_gb_s": rates[ways[0]],
         "bytes": size,
         "what": f"the best read found: {threads} thread{'' if threads == 1 else 's'}, {streams} "
         f"stream{'' if streams == 1 else 's'} each, {pages}",

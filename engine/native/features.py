@@ -95,13 +95,14 @@ def features_of(
     """What all `allowed` cores have. `hwcap`: the auxiliary vector's features, None without one.
 
     An allowed core that /proc/cpuinfo does not list is offline and does not count. Without any
-    listed one, or where vector and list have nothing in common (an emulator shows its host's list),
-    the vector alone is believed.
+    listed one, or where the list is of another machine (an emulator shows its host's, which may
+    share a name like aes; every arm64 core has asimd), the vector alone is believed.
     """
     listed = {core: cores[core] for core in allowed if core in cores}
     if hwcap is not None:
         known = frozenset(HWCAP) | frozenset(HWCAP2)
-        if not listed or not all(found & hwcap for found in listed.values()):
+        telling = hwcap & {"asimd"} or hwcap
+        if not listed or not all(found & telling for found in listed.values()):
             return CpuFeatures(tuple(sorted(hwcap)), {}, "auxiliary vector")
         listed = {core: found - (known - hwcap) for core, found in listed.items()}
     if not listed:

@@ -102,9 +102,11 @@ _FUNCTIONS: dict[str, tuple[Any, Sequence[Any]]] = {
     "dn_reserve": (c_int32, (c_void_p, c_void_p)),
     "dn_run": (c_int32, (c_void_p, c_void_p, c_int32, c_void_p)),
     "dn_trace": (None, (c_void_p, c_void_p, c_int64, c_void_p, c_int64)),
-    "dn_argmax": (c_int32, (c_void_p, c_int32)),
     "dn_touch": (c_uint64, (c_void_p, c_int64, c_int64)),
-    "dn_read_bandwidth": (c_double, (c_int32, c_int64, c_int32, c_int32, c_int32, c_int32)),
+    "dn_read_bandwidth": (
+        c_int32,
+        (c_int32, c_int64, c_int32, c_int32, c_int32, c_int32, POINTER(c_double)),
+    ),
     "dn_isas": (c_char_p, ()),
     "dn_hwcap": (c_uint64, (c_int32,)),
     "dn_sizes": (None, (c_void_p,)),
@@ -119,6 +121,16 @@ class Library:
     functions: ctypes.CDLL
     features: CpuFeatures
     isas: tuple[str, ...]  # that it was built for
+
+    def read_rates(
+        self, threads: int, size: int, streams: int, prefetch: int, huge: bool, passes: int
+    ) -> list[float]:
+        """GB/s of each pass of reading a block of `size` bytes with `threads` threads; [] when the
+        memory or the threads cannot be had. The first pass still writes back what was filled."""
+        rates = (c_double * passes)()
+        read = self.functions.dn_read_bandwidth
+        failed = read(threads, size, streams, prefetch, int(huge), passes, rates)
+        return [] if failed else list(rates)
 
     def choose(self, override: str | None = None) -> Choice:
         """The kernels to use: `override`, else $ENGINE_KERNELS, else the best for the CPUs.

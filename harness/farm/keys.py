@@ -20,9 +20,9 @@ _TOOLCHAIN_CHARACTERS, _MODE_CHARACTERS = 200, 100  # what the store's columns h
 
 
 def quant_hash(model: PreparedModel) -> str | None:
-    """Names how the package holds its weights: each tensor's scheme, shape and parts, and what was
-    requantised. The same for two models that differ in nothing but the weights' values. None when
-    the package cannot be read."""
+    """Names how the package holds its weights: each tensor's scheme, layout, group, shape and
+    parts, and what was requantised. The same for two models that differ in nothing but the weights'
+    values. None when the package cannot be read."""
     return _quant_hash(model.package, model.sha256)
 
 
@@ -39,6 +39,8 @@ def _quant_hash(path: Path, sha256: str) -> str | None:
                 tensor.name,
                 tensor.scheme,
                 list(tensor.shape),
+                tensor.layout,
+                tensor.group,
                 tensor.zero,
                 {name: str(part.dtype) for name, part in sorted(tensor.parts.items())},
             ]

@@ -15,7 +15,7 @@ from .machine import last_level_cache
 from .protocol import Worker
 
 LARGE = 1 << 30
-PASSES = 3  # of one measurement, the best counts: the first still writes back what it allocated
+PASSES = 3  # of one measurement; their median counts, as that of a turn's tokens does
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ def seconds_per_byte(worker: Worker, threads: int, size: int, read: Read) -> Cal
             streams=read.streams,
             prefetch=read.prefetch,
             huge=read.huge,
-            repeats=PASSES,
+            passes=PASSES,
         )
         return 1 / float(told["bytes_per_s"])
 

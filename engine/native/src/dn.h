@@ -96,12 +96,12 @@ int32_t dn_run(dn_team *, const dn_command *, int32_t count, dn_step *);
 /* Where the trace goes: a ring of `capacity` events (NULL: none); `*recorded` counts all. */
 void dn_trace(dn_team *, dn_event *ring, int64_t capacity, int64_t *recorded, int64_t step);
 
-int32_t dn_argmax(const float *logits, int32_t n);
 /* Read every page of a range; the sum keeps the compiler from leaving it out. */
 uint64_t dn_touch(const void *start, int64_t bytes, int64_t page);
-/* GB/s of reading `bytes` `repeats` times with `streams` streams a thread; the best run. */
-double dn_read_bandwidth(int32_t threads, int64_t bytes, int32_t streams, int32_t prefetch,
-                         int32_t huge, int32_t repeats);
+/* rates[pass] = GB/s of reading `bytes` with `streams` streams a thread; the first pass still writes
+ * back what was just filled. -1 when memory or threads cannot be had. */
+int32_t dn_read_bandwidth(int32_t threads, int64_t bytes, int32_t streams, int32_t prefetch,
+                          int32_t huge, int32_t passes, double *rates);
 const char *dn_isas(void);    /* compiled in, comma-separated, slowest first */
 uint64_t dn_hwcap(int32_t n); /* AT_HWCAP, AT_HWCAP2; 0 where there is none */
 void dn_sizes(int64_t sizes[5]);

@@ -30,21 +30,6 @@ void dn_sizes(int64_t sizes[5])
     sizes[4] = sizeof(dn_event);
 }
 
-int32_t dn_argmax(const float *logits, int32_t n) /* ties go to the lowest index */
-{
-    int32_t best = 0;
-    float top = logits[0];
-    for (int32_t start = 0; start < n; start += 256) { /* a block's maximum vectorises */
-        int32_t end = start + 256 < n ? start + 256 : n;
-        float high = logits[start];
-        for (int32_t i = start + 1; i < end; i++) high = logits[i] > high ? logits[i] : high;
-        if (!(high > top)) continue;
-        top = high;
-        for (best = start; logits[best] != high;) best++;
-    }
-    return best;
-}
-
 uint64_t dn_touch(const void *start, int64_t bytes, int64_t page)
 {
     uint64_t sum = 0;
@@ -72,8 +57,8 @@ static void *reading(void *argument)
     return NULL;
 }
 
-double dn_read_bandwidth(int32_t threads, int64_t bytes, int32_t streams, int32_t prefetch, int32_t huge,
-                         int32_t repeats)
+int32_t dn_read_bandwidth(int32_t threads, int64_t bytes, int32_t streams, int32_t prefetch, int32_t huge,
+                          int32_t passes, double *rates)
 {
     if (threads < 1 || threads > 256 || streams < 1 || bytes < 4096) return -1;
     uint8_t *memory = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -84,8 +69,8 @@ double dn_read_bandwidth(int32_t threads, int64_t bytes, int32_t streams, int32_
     (void)huge;
 #endif
     memset(memory, 1, (size_t)bytes);
-    double best = 0;
-    for (int32_t round = 0; round < repeats; round++) {
+    int32_t failed = 0;
+    for (int32_t pass = 0; pass < passes && !failed; pass++) {
         pthread_t ids[256];
         dn_reading jobs[256];
         int32_t started = 0;
@@ -97,10 +82,9 @@ double dn_read_bandwidth(int32_t threads, int64_t bytes, int32_t streams, int32_
         }
         if (started == threads - 1) reading(&jobs[threads - 1]);
         for (int32_t i = 0; i < started; i++) pthread_join(ids[i], NULL);
-        double rate = (double)(each * threads) / (double)(dn_now_ns() - begin);
-        if (started != threads - 1) best = -1;
-        else if (rate > best) best = rate;
+        rates[pass] = (double)(each * threads) / (double)(dn_now_ns() - begin);
+        failed = started != threads - 1;
     }
     munmap(memory, (size_t)bytes);
-    return best;
+    return failed ? -1 : 0;
 }

@@ -35,6 +35,13 @@ def test_quantisation_is_told_apart_from_the_weights_themselves(tmp_path: Path) 
     assert quant_hash(model(tmp_path, seed=1, ffn=64)) != quant_hash(one)
 
 
+def test_layouts_of_the_same_weights_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(SyntheticCheckpoint(seed=4), path, types={"blk.0.ffn_up.weight": "Q4_0"})
+    blocked, interleaved = (prepare_model(path, layout=name) for name in ("blocked", "interleaved"))
+    assert quant_hash(blocked) != quant_hash(interleaved)
+
+
 def test_a_package_that_is_gone_has_no_quantisation(tmp_path: Path) -> None:
     found = model(tmp_path, seed=3)
     found.package.unlink()
