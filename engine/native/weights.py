@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
+import sys
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +16,7 @@ from engine.quantize.schemes import PackedTensor, dequantize
 
 PAGE = 4096
 HUGE = 2 << 20  # bytes of a huge page
+MADV_COLLAPSE = 25  # include/uapi/asm-generic/mman-common.h
 
 
 class Weights:
@@ -105,10 +108,11 @@ class _HugeCopy:
         first = min(parts, key=lambda part: part.ctypes.data)
         self._first = int(first.ctypes.data)
         size = max(int(part.ctypes.data) + part.nbytes for part in parts) - self._first
-        # Aligned to a huge page by hand: a mapping begins where the kernel likes.
-        self._block = mmap.mmap(-1, -(-size // HUGE) * HUGE + HUGE)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._block.madvise(mmap.MADV_HUGEPAGE)
+        # Aligned to a huge page by hand: a mapping begins where the kernel likes. Private: what is
+        # shared counts as a file's, for which the kernel has other switches, most often off.
+        length = -(-size // HUGE) * HUGE + HUGE
+        self._block = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._ask(getattr(mmap, "MADV_HUGEPAGE", None))
         base = ctypes.addressof(ctypes.c_char.from_buffer(self._block))
         # The same distance from a cache line as in the file, so that alignment is kept.
         self._base = -(-base // HUGE) * HUGE + self._first % 64
@@ -121,6 +125,15 @@ class _HugeCopy:
                 if not count:
                     raise ValueError(f"{package.path}: ends {size - done} bytes early")
                 done += count
+        # Where memory was in pieces the kernel gave small pages: since Linux 6.1 it can be asked to
+        # put them together now.
+        self._ask(MADV_COLLAPSE if sys.platform == "linux" else None)
+
+    def _ask(self, advice: int | None) -> None:
+        """A kernel may know no huge pages, or have none: small ones work as well, only slower."""
+        if advice is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._block.madvise(advice)
 
     def address(self, address: int) -> int:
         return self._base + address - self._first

@@ -18,6 +18,7 @@ from engine.formats import SyntheticCheckpoint
 from engine.native.features import detect
 from engine.native.isa import ISAS, choose, machine_name
 from engine.native.library import NativeUnavailable, load
+from engine.native.weights import Weights
 from engine.options import EngineOptions
 from engine.package import Package, build_package
 from engine.program.passes import pass_names
@@ -224,6 +225,30 @@ def test_a_package_that_is_closed_stays_mapped_for_the_decoder_that_runs_on_it(
     path.unlink()
     decoder.reset()
     assert np.array_equal(decoder.advance(TOKENS), wanted)
+
+
+def test_the_kernel_is_asked_for_huge_pages_in_memory_of_our_own(package_of: PackageOf) -> None:
+    package = package_of("llama")
+    weights = Weights(package, huge_pages=True)
+    part = next(iter(next(iter(package.tensors.values())).parts.values()))
+    flags = flags_at(weights.address(part))
+    if not Path("/sys/kernel/mm/transparent_hugepage").is_dir():
+        pytest.skip("needs a kernel with transparent huge pages")
+    assert "hg" in flags  # advised
+    assert "sh" not in flags  # shared memory has a switch of its own, most often off
+
+
+def flags_at(address: int) -> list[str]:
+    """VmFlags of the mapping at an address, proc_pid_smaps(5)."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first and not first.endswith(":"):
+            low, high = (int(end, 16) for end in first.split("-"))
+            inside = low <= address < high
+        elif inside and first == "VmFlags:":
+            return line.split()[1:]
+    raise LookupError(hex(address))
 
 
 def test_huge_pages_change_no_bit(package_of: PackageOf) -> None:
