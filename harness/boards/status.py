@@ -1,4 +1,5 @@
-"""What is known about boards without asking them: who holds one, how its last runs ended."""
+"""What is known about boards without asking them: who holds one, whether it is set aside, how its
+last runs ended, what was done about it."""
 
 from __future__ import annotations
 
@@ -9,11 +10,15 @@ import pandas as pd
 import sqlalchemy as sa
 
 from harness.boards import virtual
+from harness.boards.care import HEALTH, BoardEvent, Care, Quarantine
 from harness.boards.leases import Leases
 from harness.inventory import Board
 from harness.paths import existing_state_dir
 from harness.store import CampaignRow, RunRow, Store, is_dead
 from harness.verdicts import Record
+
+EARLIER = 4  # runs before the last that are told
+JOURNAL = 8  # lines of its journal
 
 
 class Ending(Record):
@@ -37,6 +42,23 @@ class Left(Record):
     stopped: bool  # by the user, so that only --resume continues it
 
 
+class Aside(Record):
+    """Why a board is in quarantine."""
+
+    reason: str
+    by: str
+    since: datetime.datetime
+
+
+class Happening(Record):
+    """A line of a board's journal: a restart, a health check, a quarantine."""
+
+    kind: str
+    good: bool
+    told: str
+    at: datetime.datetime
+
+
 class Status(Record):
     """`address` of a virtual board is where it listens, "stopped" when it does not run."""
 
@@ -49,7 +71,11 @@ class Status(Record):
     held_until: datetime.datetime | None = None
     last: Ending | None = None
     last_error: Ending | None = None  # infrastructure, the newest
+    earlier: tuple[Ending, ...] = ()  # before `last`, the newest first
     left: tuple[Left, ...] = ()  # the oldest first
+    quarantine: Aside | None = None
+    last_health: Happening | None = None
+    journal: tuple[Happening, ...] = ()  # but for health checks, the newest first
 
 
 def status_of(boards: list[Board]) -> list[Status]:
@@ -63,7 +89,7 @@ def status_of(boards: list[Board]) -> list[Status]:
 
 
 def _status(store: Store, board: Board, running: dict[str, Any]) -> Status:
-    holder = Leases(store).holder(board.name)
+    holder, care = Leases(store).holder(board.name), Care(store)
     runs = store.frames.runs(board=board.name)
     judged = runs[runs["state"] == "judged"]
     errors = judged[judged["outcome"] == "error"]
@@ -77,8 +103,26 @@ def _status(store: Store, board: Board, running: dict[str, Any]) -> Status:
         held_until=holder.expires_at if holder else None,
         last=_ending(judged),
         last_error=_ending(errors),
+        earlier=tuple(
+            ending
+            for count in range(1, EARLIER + 1)
+            if (ending := _ending(judged.iloc[:-count])) is not None
+        ),
         left=_left(store, board.name),
+        quarantine=_aside(care.quarantined(board.name)),
+        last_health=next(map(_happening, care.events(board.name, kind=HEALTH, limit=1)), None),
+        journal=tuple(
+            _happening(event) for event in care.events(board.name) if event.kind != HEALTH
+        )[:JOURNAL],
     )
+
+
+def _aside(found: Quarantine | None) -> Aside | None:
+    return None if found is None else Aside(reason=found.reason, by=found.by, since=found.since)
+
+
+def _happening(event: BoardEvent) -> Happening:
+    return Happening(kind=event.kind, good=event.good, told=event.told, at=event.at)
 
 
 def _left(store: Store, board: str) -> tuple[Left, ...]:

@@ -1,4 +1,4 @@
-"""`harness boards`: list, probe and enrol boards; say who holds one."""
+"""`harness boards`: list, probe and enrol boards; the rest of it is in `care.py`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli import care
+from harness.cli.board_options import (
+    DEVICES,
+    FarmOption,
+    JsonOption,
+    NameArgument,
+    NamesArgument,
+    TagOption,
+)
 from harness.cli.output import (
     EXIT_GOOD,
     EXIT_TROUBLE,
@@ -23,27 +32,17 @@ from harness.errors import HarnessError
 
 if TYPE_CHECKING:
     from harness.boards.facts import Facts
-    from harness.boards.status import Ending, Status
+    from harness.boards.status import Status
     from harness.inventory import Board
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
-
-FarmOption = Annotated[Path, typer.Option("--farm", help="The file that describes the boards.")]
-TagOption = Annotated[
-    list[str] | None,
-    typer.Option("--tag", "-t", metavar="TAG", help="Only boards with this tag; again: with all."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-NamesArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[NAME]...", help="Boards; all without a name.")
-]
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A board of the farm.")]
-DEVICES = Path("devices.yaml")
+for _command in (care.why, care.health, care.quarantine, care.release, care.power):
+    app.command()(_command)
 
 
 @app.callback()
 def boards() -> None:
-    """List, probe and enrol the boards of devices.yaml; say who holds one."""
+    """List, probe and enrol the boards of devices.yaml; say how one is, and act on it."""
 
 
 @app.command("list")
@@ -51,7 +50,8 @@ def boards() -> None:
 def list_boards(
     farm: FarmOption = DEVICES, tag: TagOption = None, as_json: JsonOption = False
 ) -> None:
-    """List the boards, who holds each and how its last run ended. Connects to none.
+    """List the boards, who holds each or why it is set aside, and how its last run ended. Connects
+    to none.
 
     \b
     Examples
@@ -72,12 +72,12 @@ def list_boards(
             "virtual" if board.virtual is not None else "ssh",
             status.address,
             ", ".join(board.tags),
-            status.holder or "free",
-            _brief(status.last),
+            care.standing(status),
+            care.brief(status.last),
         )
         for board, status in zip(chosen, found, strict=True)
     ]
-    _table(("board", "kind", "address", "tags", "held by", "last run"), rows)
+    _table(("board", "kind", "address", "tags", "state", "last run"), rows)
 
 
 def _listed(board: Board, status: Status) -> dict[str, Any]:
@@ -207,55 +207,6 @@ def _offset(seconds: float | None) -> str:
 
 @app.command()
 @guard
-def why(name: NameArgument, farm: FarmOption = DEVICES, as_json: JsonOption = False) -> None:
-    """Say who holds a board, why and until when, and how its last runs ended.
-
-    \b
-    Examples
-      harness boards why rk3588-01
-      harness boards why rk3588-01 --json
-    """
-    from harness.boards.status import status_of
-    from harness.inventory import load_farm
-
-    status = status_of(load_farm(farm).select([name]))[0]
-    if as_json:
-        emit_json(status)
-        return
-    for line in _reasons(status):
-        emit(visible(line))
-
-
-def _reasons(status: Status) -> list[str]:
-    if status.holder is None:
-        lines = [f"{status.board} is free"]
-    else:
-        since = status.held_since and status.held_since.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        until = status.held_until and status.held_until.astimezone().strftime("%H:%M:%S")
-        lines = [
-            f"{status.board} is held by {status.holder}: {status.reason or 'no reason given'}",
-            f"  since {since}, until {until} unless renewed",
-        ]
-    for run in status.left:
-        again = "the same command with --resume" if run.stopped else "the same command"
-        lines.append(
-            f"a {run.stage} run ({run.run_id[:8]}) of a harness that ended may still be on it; "
-            f"{again} continues it, another one ends it"
-        )
-    if status.last is None:
-        return lines if status.left else [*lines, "no run of it is known here"]
-    lines.append(f"last run: {_sentence(status.last)}")
-    error = status.last_error
-    if error is not None:
-        lines.append(f"last trouble: {_sentence(error)}")
-        # A run that found the board busy advises what is being asked right now.
-        if error.remedy and "boards why" not in error.remedy:
-            lines.append(f"  what to do: {error.remedy}")
-    return lines
-
-
-@app.command()
-@guard
 def enrol(
     name: NameArgument,
     farm: FarmOption = DEVICES,
@@ -353,20 +304,6 @@ def _confirm(board: Board, shown: str, yes: bool, wanted: str | None, farm: Path
         )
     if not typer.confirm("Is it the board's own, and shall it be pinned?", err=True):
         raise HarnessError("not pinned", where=f"board {board.name}")
-
-
-def _brief(ending: Ending | None) -> str:
-    return "" if ending is None else f"{ending.stage}: {ending.outcome}, {_when(ending)}"
-
-
-def _sentence(ending: Ending) -> str:
-    model = f" with {ending.model}" if ending.model else ""
-    kind = f" ({ending.error_kind})" if ending.error_kind else ""
-    return f"{ending.stage}{model} on {_when(ending)}: {ending.outcome}{kind}, {ending.headline}"
-
-
-def _when(ending: Ending) -> str:
-    return ending.at.astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -23,7 +23,9 @@ NOUNS = {
     "threads": Noun(
         "harness.cli.threads", "Measure in how many threads and on which cores boards are fastest."
     ),
-    "boards": Noun("harness.cli.boards", "List, probe and enrol boards; say who holds one."),
+    "boards": Noun(
+        "harness.cli.boards", "List, probe, enrol, check, switch boards; say why one is out."
+    ),
     "results": Noun("harness.cli.results", "Show stored results; export them as CSV or JSON."),
     "dashboard": Noun("harness.cli.dashboard", "Build or serve the dashboard of stored results."),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,15 +11,18 @@ from harness.connect import BoardSession, open_session
 from harness.deadline import Deadline
 from harness.deploy.models import in_layout
 from harness.errors import BoardError, HarnessError
+from harness.farm import canary
 from harness.farm.aboard import make_room
 from harness.farm.keys import power_mode, quant_hash, toolchain_name
 from harness.farm.placing import Placed, place
+from harness.farm.repair import Repairs
 from harness.farm.results import INTERRUPTED, StageResult
 from harness.farm.resume import abandon, continued, orphans
 from harness.farm.tuning import Tuning
 from harness.jobs import lifecycle
 from harness.jobs.base import Stage, StageContext, stage_model, stage_refusal
 from harness.jobs.engines import EngineChoice, Tuned, choose_engine, layout_of
+from harness.jobs.health import HEALTH
 from harness.verdicts import Check, Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -53,12 +57,15 @@ class BoardRun:
         self._session: BoardSession | None = None
         self._placed: Placed | None = None
         self.tuning = Tuning(self)
+        self.repairs = Repairs(self)
 
     def execute(self) -> None:
         """Everything between taking and releasing the board."""
         from harness.farm.stage import StageRun
 
         try:
+            if not self.orders.admits:
+                self.campaign.care.require_admitted(self.board.name)
             self.say("", "waiting for the board")
             with self.campaign.lease(self):
                 try:
@@ -66,6 +73,8 @@ class BoardRun:
                     for stage in self.orders.stages:
                         result = StageRun(self, stage).result()
                         self.campaign.publish(result)
+                        if self.orders.admits and result.outcome.lets_next_stage_run:
+                            self.campaign.care.release(self.board.name, "passed a health check")
                         if not result.outcome.lets_next_stage_run:
                             break
                 finally:
@@ -145,12 +154,13 @@ class BoardRun:
     def session(self) -> BoardSession:
         """The board's one connection; a new one when the last is gone. Raises BoardError."""
         if self._session is None or not self._session.alive:
-            self._close()
+            self.close()
             deadline = Deadline.after(CONNECT_S, f"connecting to {self.board.name}")
             self._session = open_session(self.board, deadline=deadline)
         return self._session
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Drops the connection; `session` makes a new one."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
@@ -202,7 +212,8 @@ class BoardRun:
         """What the stages need on the board, but for models that are too large for it."""
         engine = self._choose(facts, why_not_native)
         found = []
-        for stage in self.orders.stages:
+        guarded = any(canary.is_wanted(self, stage) for stage in self.orders.stages)
+        for stage in (*self.orders.stages, *([HEALTH] if guarded else [])):
             context = self.context(stage, facts, engine)
             try:
                 refused = stage_refusal(stage, context) is not None
@@ -268,26 +279,48 @@ class BoardRun:
     def _leave(self) -> None:
         """Before the board is released: it is clean, or the user is told what is on it."""
         self.clean_again()
-        for _, left in self._uncleaned.values():
+        if self._uncleaned:
+            with contextlib.suppress(Interrupted, BoardError):  # stopped: it is told below
+                if self.repairs.of_what_stays("; ".join(self._left())):
+                    self.clean_again()  # its processes are gone; its files are not
+        for left in self._left():
             self.campaign.leave_behind(f"{self.board.name}: {left}")
-        self._close()
+        self.close()
+
+    def _left(self) -> list[str]:
+        return [left for _, left in self._uncleaned.values()]
 
     # --- before the stages ----------------------------------------------------------------------
 
     def _prepare_patiently(self) -> None:
-        """Tries again when the link broke; what was sent by then is not sent again."""
-        for _ in range(ATTEMPTS - 1):
+        """Tries again when the link broke, or when a dead board was brought back; what was sent by
+        then is not sent again."""
+        for attempt in range(1, ATTEMPTS + 1):
             try:
                 self._prepare()
                 return
             except BoardError as error:
                 stage = self._first_undecided()
-                if error.kind not in RETRIED or stage is None or self.stopping():
+                if stage is None or self.stopping():
+                    raise
+                last = attempt == ATTEMPTS
+                if (last or error.kind not in RETRIED) and not self.repairs.after(error):
                     raise
                 verdict = error_verdict(error)
                 self._record_trouble(stage, error.kind, verdict)
                 self.campaign.reporter.note(f"{self.board.name}: {verdict.headline}; trying again")
         self._prepare()
+
+    def place_again(self) -> None:
+        """Before another attempt: a dead board is brought back, where that is possible; folders,
+        clocks and cores are looked at anew, and what the failed attempt left is ended."""
+        try:
+            self.place()
+        except BoardError as error:
+            if not self.repairs.after(error):
+                raise
+            self.place()
+        self.clean_again()
 
     def _prepare(self) -> None:
         self.place()

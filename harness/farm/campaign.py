@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from harness.boards.care import Care
 from harness.boards.leases import Leases, lease_guard
 from harness.deadline import Deadline
 from harness.errors import HarnessError
@@ -40,6 +41,7 @@ class Orders:
     options: BringupOptions
     stages: tuple[Stage, ...]
     resumed: bool  # continue what a killed harness left, instead of clearing it away
+    admits: bool = False  # a health check: boards in quarantine take part, and leave it by passing
 
 
 class Campaign:
@@ -60,6 +62,7 @@ class Campaign:
         self.boards = {board.name: board for board in boards}
         self.orders, self.store, self.reporter, self.stop = orders, store, reporter, stop
         self.left_behind: list[str] = []
+        self.care = Care(store)
         self._leases = Leases(store)
         self._lock = threading.Lock()
         self._results: dict[tuple[str, str], concurrent.futures.Future[StageResult]] = {

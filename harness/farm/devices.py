@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.boards.care import Care
 from harness.boards.leases import Leases, lease_guard
 from harness.connect import BoardSession, open_session
 from harness.deadline import Deadline
@@ -184,6 +185,7 @@ class DeviceSession:
         def tell(text: str, share: float | None) -> None:
             Logged().activity(board.name, "", text, share)
 
+        Care(self.store).require_admitted(board.name)
         leases, reason = Leases(self.store), "tests on the board"
         with lease_guard(leases, board.name, reason, ttl_s=LEASE_TTL_S):
             try:

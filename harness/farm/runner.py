@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from harness.jobs.base import BringupOptions, Stage
 
 
+HEALTH_CHECK = "health"  # the kind of a campaign that re-admits boards
+
+
 class Resume(enum.Enum):
     """Which earlier campaign with the same boards, model and options is continued."""
 
@@ -86,7 +89,8 @@ def open_campaign(
     from harness.jobs import stages as all_stages
 
     check_context(model, options)
-    require_ops(boards, model)
+    if kind != HEALTH_CHECK:  # which runs a model of its own, without faults in what that lacks
+        require_ops(boards, model)
     chosen = tuple(all_stages() if stages is None else stages)
     record_model(store, model)
     described = _describe(boards, model, options, chosen)
@@ -95,7 +99,14 @@ def open_campaign(
     if earlier is not None:
         mark_stopped(store, earlier, False)
         reporter.note("continuing the interrupted bring-up of the same boards, model and options")
-    orders = Orders(campaign_id, model, options, chosen, resumed=earlier is not None)
+    orders = Orders(
+        campaign_id,
+        model,
+        options,
+        chosen,
+        resumed=earlier is not None,
+        admits=kind == HEALTH_CHECK,
+    )
     return Campaign(boards, orders, store, reporter, stop)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.deadline import Deadline
 from harness.errors import BoardError, HarnessError
+from harness.farm import canary
 from harness.farm.board import (
     ATTEMPTS,
     RETRIED,
@@ -22,6 +23,7 @@ from harness.farm.results import INTERRUPTED, StageResult, stopped_verdict
 from harness.farm.resume import collected_log, judged
 from harness.jobs import lifecycle
 from harness.jobs.base import stage_refusal
+from harness.jobs.health import HEALTH
 from harness.jobs.ladder import LADDER, tuned_of
 from harness.verdicts import Outcome, Verdict
 
@@ -64,26 +66,36 @@ class StageRun:
                 earlier = self.run.continued
         if self.stage.timed and earlier is None:
             self.run.tuning.ensure()
+        guarded = canary.is_wanted(self.run, self.stage)
+        if guarded and earlier is None:
+            refused = canary.before(self.run, self.stage)
+            if refused is not None:
+                return refused
+        result = self.anew(earlier)
+        return canary.after(self.run, self.stage, result) if guarded else result
+
+    def anew(self, earlier: RunRow | None = None) -> StageResult:
+        """As `result`, without what was judged before."""
         result = self.attempt(1, earlier)
         for attempt in range(2, ATTEMPTS + 1):
             if result.error_kind not in RETRIED or self.run.stopping():
                 break
             self.run.campaign.reporter.note(
-                f"{name} {self.stage.name}: {result.verdict.headline}; trying again"
+                f"{self.board.name} {self.stage.name}: {result.verdict.headline}; trying again"
             )
             try:
-                # The board may have been reset meanwhile: its folders, clocks and cores are looked
-                # at anew, and what the failed attempt left there is ended first.
-                self.run.place()
-                self.run.clean_again()
+                self.run.place_again()
             except HarnessError as error:
                 kind, verdict = kind_of(error), error_verdict(error)
                 run_id = self.run.begin_run(self.stage)
                 self._record(run_id, verdict, kind)
-                return StageResult(
-                    name, self.stage.name, verdict, run_id, attempts=attempt, error_kind=kind
+                result = StageResult(
+                    self.board.name, self.stage.name, verdict, run_id, attempt, error_kind=kind
                 )
+                break
             result = self.attempt(attempt, None)
+        if self.stage.name == HEALTH.name:
+            canary.record(self.run, result)
         if self.stage.name == LADDER.name:
             self.run.tuning.keep(result.run_id, tuned_of(result.verdict))
         return result

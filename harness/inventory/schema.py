@@ -197,7 +197,7 @@ class Toolchain(Entry):
 
 
 class PowerCommands(Entry):
-    """Commands on the host. `status` prints on, off or anything else for unknown."""
+    """Shell commands on the host. `status` prints on, off or anything else for unknown."""
 
     on: OneLine
     off: OneLine
@@ -208,17 +208,19 @@ class PowerCommands(Entry):
 class Power(Entry):
     """What switches the board's supply."""
 
-    driver: Literal["labgrid", "command"] = "command"
+    driver: Literal["labgrid", "command", "fake"] = "command"
     place: OneLine | None = None  # labgrid
     command: PowerCommands | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> Power:
-        needed, other = ("place", "command") if self.driver == "labgrid" else ("command", "place")
-        if getattr(self, needed) is None:
+        needed = {"labgrid": "place", "command": "command"}.get(self.driver)
+        if needed is not None and getattr(self, needed) is None:
             raise Refused(f"driver: {self.driver} without '{needed}'", f"'{needed}'")
-        if getattr(self, other) is not None:
-            raise Refused(f"driver: {self.driver} with '{other}'", f"only '{needed}'")
+        for other in ("place", "command"):
+            if other != needed and getattr(self, other) is not None:
+                only = f"only '{needed}'" if needed else "nothing beside 'driver'"
+                raise Refused(f"driver: {self.driver} with '{other}'", only)
         return self
 
 
@@ -276,6 +278,8 @@ class Board(Entry):
     environment: dict[Annotated[str, AfterValidator(_variable)], str] = Field(default_factory=dict)
     folders: tuple[Annotated[str, AfterValidator(_folder)], ...] = DEFAULT_FOLDERS
     power: Power | None = None
+    reboot: OneLine | None = None  # a command on the board that restarts it; None: never asked to
+    boot_seconds: Annotated[Number, _bounded(1, 3600)] = 180.0  # from a restart to an answer
     toolchain: Toolchain | None = None
     budget: Budget = Field(default_factory=Budget)
     virtual: Virtual | None = None
@@ -318,5 +322,10 @@ class Board(Entry):
             raise Refused(
                 f"'virtual' together with {', '.join(map(repr, extra))}",
                 "one or the other: a virtual board chooses these itself",
+            )
+        if self.power is not None and self.power.driver == "fake" and self.virtual is None:
+            raise Refused(
+                "power: driver: fake for a board of hardware",
+                "a driver that switches it, or a virtual board",
             )
         return self

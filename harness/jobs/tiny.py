@@ -60,11 +60,11 @@ class TinyStage:
         mismatch, compared = first_mismatch(asked, found, expected)
         rounds = log.data("rounds")
         checks = (
-            _same_tokens(mismatch, compared, len(asked)),
+            same_tokens_check(mismatch, compared, len(asked)),
             _context_limit(found, size),
             _cancel(log.data("cancelled")),
             _refusal(log.data("refused")),
-            _repeats(rounds["changed"]),
+            repeats_check(rounds["changed"], ROUNDS),
             _memory(rounds["rss_mb"]),
         )
         tpot_s = next((case["tpot_s"] for case in found if case.get("tpot_s")), None)
@@ -188,7 +188,8 @@ def first_mismatch(
     return None, compared
 
 
-def _same_tokens(mismatch: str | None, compared: int, count: int) -> Check:
+def same_tokens_check(mismatch: str | None, compared: int, count: int) -> Check:
+    """`mismatch` and `compared` of `first_mismatch`; `count` prompts."""
     return Check(
         name="tokens_equal",
         outcome=Outcome.FAIL if mismatch else Outcome.PASS,
@@ -244,13 +245,14 @@ def _refusal(told: Mapping[str, Any]) -> Check:
     )
 
 
-def _repeats(changed: str | None) -> Check:
+def repeats_check(changed: str | None, rounds: int) -> Check:
+    """`changed`: where a round differed from the first, None where none did."""
     return Check(
         name="repeats",
         outcome=Outcome.FAIL if changed else Outcome.PASS,
         measured=changed or "same tokens",
         limit="same tokens",
-        sentence=f"Not repeatable: {changed}." if changed else f"{ROUNDS} rounds, the same tokens.",
+        sentence=f"Not repeatable: {changed}." if changed else f"{rounds} rounds, the same tokens.",
     )
 
 

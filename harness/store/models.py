@@ -240,3 +240,29 @@ class LeaseRow(Base):
     heartbeat_at: Mapped[datetime.datetime]
     expires_at: Mapped[datetime.datetime]  # for people; `expires_s` decides
     released_at: Mapped[datetime.datetime | None]
+
+
+class QuarantineRow(Base):
+    """A board that is set aside. The row goes when it is re-admitted."""
+
+    __tablename__ = "quarantines"
+
+    board: Mapped[str] = mapped_column(String(200), primary_key=True)
+    reason: Mapped[str] = mapped_column(Text)
+    set_by: Mapped[str] = mapped_column(String(300))
+    automatic: Mapped[bool]  # set by the harness, not by a person
+    since: Mapped[datetime.datetime]
+
+
+class BoardEventRow(Base):
+    """Something that was done about a board: a restart, a health check, a quarantine."""
+
+    __tablename__ = "board_events"
+    __table_args__ = (Index(None, "board", "kind"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    board: Mapped[str] = mapped_column(String(200))
+    at: Mapped[datetime.datetime]
+    kind: Mapped[str] = mapped_column(String(50))
+    good: Mapped[bool]
+    told: Mapped[str] = mapped_column(Text)

@@ -23,7 +23,7 @@ import asyncssh
 from harness.boards.virtual import processes
 from harness.boards.virtual.home import PASSED_ON, SYSTEM_PATH
 from harness.boards.virtual.options import Options
-from harness.boards.virtual.state import CLIENT_KEY, HOST_KEY, LOCK, LOG, STATE, State
+from harness.boards.virtual.state import CLIENT_KEY, HOST_KEY, LOCK, LOG, OFF, STATE, State
 from harness.boards.virtual.userland import NoUserland, userland
 from harness.deadline import Deadline
 from harness.errors import BoardError
@@ -66,16 +66,24 @@ def ensure_running(
 
     Two callers at once start one board. The first emulated one on a machine may take longer than
     the deadline: its programs are fetched. Raises BoardError (unreachable) when this machine cannot
-    be that board, or when it does not start by the deadline, saying what its log ends with.
+    be that board, when it is switched off, or when it does not start by the deadline, saying what
+    its log ends with.
     """
     if board.virtual is None:
         raise ValueError(f"board {board.name} is not virtual")
     _refuse_unsupported(board)
     deadline = deadline or Deadline.after(START_SECONDS, "start of the virtual board")
-    options = Options.of(board.virtual.model_dump())
+    options = _options(board)
     root = _userland(board.name) if options.isa else None
     folder = board_folder(board.name)
     with _locked(folder, board.name, deadline):
+        if (folder / OFF).exists():
+            raise BoardError(
+                board.name,
+                "unreachable",
+                "the virtual board is switched off",
+                remedy=f"run `harness boards power {board.name} on`",
+            )
         state = State.read(folder)
         if state is not None and not _usable(state, options):
             _end(state, folder)
@@ -106,6 +114,24 @@ def stop(board: Board | str) -> bool:
         return ended
 
 
+def switch_off(board: Board, *, deadline: Deadline) -> None:
+    """Ends the board as a cut of its power would; nothing starts it but `switch_on`."""
+    folder = board_folder(board.name)
+    with _locked(folder, board.name, deadline):
+        (folder / OFF).touch(mode=0o600)
+    stop(board)
+
+
+def switch_on(board: Board, *, deadline: Deadline) -> None:
+    """Starts the board, switched off before or not. Raises as `ensure_running`."""
+    (board_folder(board.name) / OFF).unlink(missing_ok=True)
+    ensure_running(board, deadline=deadline)
+
+
+def is_switched_off(board: Board) -> bool:
+    return (existing_state_dir() / "boards" / board.name / OFF).exists()
+
+
 def provoke(name: str) -> None:
     """The timed faults of a live board that have not come yet come now: `freeze_after`,
     `drop_link_at`, `reboot_at`. Those of a board without a session wait for one."""
@@ -125,6 +151,13 @@ def started_here() -> list[str]:
 def stop_all() -> list[str]:
     """Ends every board of this state folder, whoever started it; returns their names."""
     return [state.name for state in running() if stop(state.name)]
+
+
+def _options(board: Board) -> Options:
+    values = {} if board.virtual is None else board.virtual.model_dump()
+    switched = board.power is not None and board.power.driver == "fake"
+    # Who switches its power wants to see that it booted.
+    return Options.of({**values, "own_boot_id": switched})
 
 
 def _refuse_unsupported(board: Board) -> None:

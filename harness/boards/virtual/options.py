@@ -31,6 +31,7 @@ class Options:
         host_key_changes: each start has a new host key, `Endpoint` names the first, as devices.yaml
             would.
         reboot_at: seconds after the first login; processes die, the boot_id is another.
+        own_boot_id: the board's boot_id is its own from the start, not this machine's.
     Files
         full_disk, readonly_root, noexec_tmp: real mounts in a namespace of the board's own.
     Software
@@ -48,6 +49,7 @@ class Options:
     drop_link_at: float | None = None
     host_key_changes: bool = False
     reboot_at: float | None = None
+    own_boot_id: bool = False
     full_disk: bool = False
     readonly_root: bool = False
     noexec_tmp: bool = False
@@ -81,4 +83,8 @@ class Options:
     @property
     def needs_namespace(self) -> bool:
         disk = self.full_disk or self.readonly_root or self.noexec_tmp
-        return disk or bool(self.reboot_at) or bool(self.isa)
+        return disk or self.shows_boot_id or bool(self.isa)
+
+    @property
+    def shows_boot_id(self) -> bool:
+        return bool(self.reboot_at) or self.own_boot_id

@@ -134,7 +134,7 @@ class Board:
         mounts = namespace.Mounts(keep) if self.options.needs_namespace else None
         if mounts and emulation:
             self._show_processors(mounts, emulation)
-        if mounts and self.options.reboot_at:
+        if mounts and self.options.shows_boot_id:
             mounts.show_boot_id(self.boot_id_file)
         if mounts and self.options.full_disk:
             mounts.fill_disks(self.home)

@@ -2,6 +2,7 @@
 
 state_dir()/boards/NAME/        mode 0700
     state.json      who runs, on which port, with which key; written last, renamed into place
+    off             while it is switched off
     lock            held while a board is started or stopped
     host_key, client_key, server.log, home/
 """
@@ -16,7 +17,7 @@ from pathlib import Path
 from harness.boards.virtual.processes import start_of
 
 FORMAT = 1
-STATE, LOCK, LOG, HOME = "state.json", "lock", "server.log", "home"
+STATE, LOCK, LOG, HOME, OFF = "state.json", "lock", "server.log", "home", "off"
 HOST_KEY, CLIENT_KEY, OTHER_HOST_KEY = "host_key", "client_key", "host_key.other"
 
 

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
 from harness.boards import virtual
+from harness.boards.care import HEALTH, POWER, Care
 from harness.boards.leases import Leases
 from harness.cli.boards import app
 from harness.farm.resume import mark_stopped
@@ -211,7 +212,124 @@ def test_enrol_of_a_virtual_board_is_refused(farm: Path) -> None:
     assert "virtual" in result.stderr
 
 
-@pytest.mark.parametrize("command", ["list", "probe", "why", "enrol"])
+def test_quarantine_is_shown_by_list_and_why_until_it_is_lifted(farm: Path) -> None:
+    reason = "its fan is loose"
+    result = harness_boards("quarantine", "virt-1", "--reason", reason, "--farm", farm)
+    assert result.exit_code == 0, result.output
+    row = next(line for line in harness_boards("list", "--farm", farm).stdout.splitlines()
+               if " virt-1 " in line)  # fmt: skip
+    assert f"quarantined: {reason}" in row
+    told = harness_boards("why", "virt-1", "--farm", farm).stdout
+    assert "virt-1 is quarantined since 20" in told
+    assert f"{reason}\n" in told
+    assert "harness boards health virt-1" in told
+    entry = json.loads(harness_boards("why", "virt-1", "--farm", farm, "--json").stdout)
+    assert entry["quarantine"]["reason"] == reason
+    lifted = harness_boards("release", "virt-1", "--farm", farm)
+    assert "virt-1 is re-admitted; it was quarantined since 20" in lifted.stdout
+    assert "is quarantined" not in harness_boards("why", "virt-1", "--farm", farm).stdout
+    again = harness_boards("release", "virt-1", "--farm", farm)
+    assert (again.exit_code, again.stdout) == (0, "virt-1 was not in quarantine\n")
+
+
+def test_quarantine_needs_a_reason_and_a_known_board(farm: Path) -> None:
+    assert harness_boards("quarantine", "virt-1", "--farm", farm).exit_code == 2
+    assert harness_boards("quarantine", "virt-1", "--reason", " ", "--farm", farm).exit_code == 2
+    wrong = harness_boards("quarantine", "virt-9", "--reason", "x", "--farm", farm)
+    assert "no board 'virt-9'" in wrong.stderr
+
+
+def test_why_tells_health_what_was_done_and_earlier_runs(farm: Path) -> None:
+    with Store.open() as store:
+        care = Care(store)
+        care.note("virt-1", POWER, False, "power cycle: no answer within 180 s")
+        care.note("virt-1", HEALTH, True, "pass: 96 tokens equal the reference")
+        campaign = store.begin_campaign("bringup", ["harness"], {})
+        for number in range(7):
+            run = store.begin_run(campaign_id=campaign, board="virt-1", stage="tiny")
+            store.finish_run(run, Verdict(outcome=Outcome.PASS, headline=f"run {number}"))
+    told = harness_boards("why", "virt-1", "--farm", farm).stdout
+    assert "power: 20" in told
+    assert "bad, power cycle: no answer within 180 s" in told
+    assert "good, pass: 96 tokens equal the reference" in told
+    order = [word for word in range(7) if f"run {word}\n" in told]
+    assert order == [2, 3, 4, 5, 6]
+    assert told.index("run 6") < told.index("run 5") < told.index("run 2")
+
+
+@pytest.fixture
+def switched(home: Path) -> Path:
+    """A board whose supply is a file."""
+    path = home / "switched.yaml"
+    relay = home / "relay"
+    path.write_text(
+        "boards:\n  rk-01:\n    host: h\n    power:\n      command:\n"
+        f"        on: echo on > {relay}\n        off: echo off > {relay}\n"
+        f"        status: cat {relay}\n"
+    )
+    return path
+
+
+def test_power_switches_a_board_tells_its_state_and_is_journalled(
+    switched: Path, home: Path
+) -> None:
+    def power(action: str) -> Result:
+        return harness_boards("power", "rk-01", action, "--farm", switched)
+
+    assert (power("status").stdout, power("status").exit_code) == ("rk-01: unknown\n", 0)
+    assert power("off").stdout == "rk-01: off\n"
+    assert (home / "relay").read_text() == "off\n"
+    assert power("status").stdout == "rk-01: off\n"
+    assert power("on").stdout == "rk-01: on\n"
+    with Store.open() as store:
+        events = Care(store).events("rk-01")
+        assert Leases(store).held() == []
+    assert [(event.kind, event.good) for event in events] == [(POWER, True), (POWER, True)]
+    assert "on by " in events[0].told
+
+
+def test_power_of_a_board_that_somebody_holds_is_refused_but_its_state_is_told(
+    switched: Path, home: Path
+) -> None:
+    with Store.open() as store:
+        lease = Leases(store).acquire("rk-01", "ada@lab", "nightly", ttl_s=600)
+        result = harness_boards("power", "rk-01", "off", "--farm", switched)
+        assert result.exit_code == 2
+        assert "held by ada@lab (nightly)" in result.stderr.replace("\n", " ")
+        assert not (home / "relay").exists()
+        assert harness_boards("power", "rk-01", "status", "--farm", switched).exit_code == 0
+        lease.release()
+
+
+def test_power_says_what_is_missing_or_unknown(farm: Path, switched: Path) -> None:
+    assert "'power' in devices.yaml" in harness_boards(
+        "power", "virt-1", "on", "--farm", farm
+    ).stderr.replace("\n", " ")
+    wrong = harness_boards("power", "rk-01", "up", "--farm", switched)
+    assert (wrong.exit_code, "one of on, off, cycle, status" in wrong.stderr) == (2, True)
+
+
+def test_a_passing_health_check_readmits_a_board_and_a_dead_one_stays_out(farm: Path) -> None:
+    with Store.open() as store:
+        care = Care(store)
+        care.quarantine("virt-1", "it was lost")
+        care.quarantine("dead", "it was lost")
+        care.quarantine("virt-2", "on the bench", "ann@lab")
+    result = harness_boards("health", "--quarantined", "--farm", farm, "--json")
+    assert result.exit_code == 2
+    boards = json.loads(result.stdout)["boards"]
+    assert set(boards) == {"virt-1", "dead"}, "what a person set aside is left alone"
+    assert boards["virt-1"]["health"]["outcome"] == "pass"
+    assert boards["dead"]["health"]["error_kind"] == "unreachable"
+    with Store.open() as store:
+        out = [name for name in ("virt-1", "virt-2", "dead") if Care(store).quarantined(name)]
+    assert out == ["virt-2", "dead"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["list", "probe", "why", "enrol", "health", "quarantine", "release", "power"],
+)
 def test_help_of_each_command_has_examples(command: str) -> None:
     result = harness_boards(command, "--help")
     assert result.exit_code == 0

@@ -195,6 +195,18 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
         "devices.yaml:2: power: driver: labgrid without 'place'",
         (),
     ),
+    "boards:\n  a: {host: h, power: {driver: fake}}\n": (
+        "devices.yaml:2: power: driver: fake for a board of hardware",
+        ("or a virtual board",),
+    ),
+    "boards:\n  a: {virtual: {}, power: {driver: fake, place: p}}\n": (
+        "devices.yaml:2: power: driver: fake with 'place'",
+        ("nothing beside 'driver'",),
+    ),
+    "boards:\n  a: {host: h, boot_seconds: 0}\n": (
+        "devices.yaml:2: boot_seconds: 0",
+        ("from 1 to 3600",),
+    ),
     "boards:\n  a: {virtual: {full_disk: maybe}}\n": (
         "devices.yaml:2: virtual.full_disk: 'maybe'",
         ("true or false",),
