@@ -16,7 +16,8 @@ from typing import Any
 from engine.options import EngineOptions
 
 RECORD_VERSION = 1  # of events
-SPEC_VERSION = 2  # of run specs; 2: engine options in place of a unit and a number of threads
+# Of run specs; 2: engine options in place of a unit and a number of threads; 3: `stall_s`.
+SPEC_VERSION = 3
 
 # What an event may be. A reader refuses a kind that is not listed.
 EVENT_KINDS = (
@@ -29,8 +30,8 @@ EVENT_KINDS = (
     "data",  # engine: name, value (any JSON): one finding of the job, raw
     "array",  # engine: name, file (relative to the spool), sha256, bytes
     "error",  # engine or supervisor: kind, message, and where known step, layer, op
-    "log",  # engine or supervisor: message
-    "run-end",  # supervisor: status (finished | failed | cancelled | deadline), reason
+    "log",  # engine or supervisor: message; supervisor: stacks, of an engine that stands still
+    "run-end",  # supervisor: status (finished | failed | cancelled | deadline | hung), reason
 )
 
 
@@ -53,7 +54,7 @@ class RunSpec:
 
     `job` names a module of `engine.measure`; `parameters` belong to it. `options` say how the
     decoder runs: a mapping of engine.options.EngineOptions, what it leaves out being the unit's
-    own default. `deadline_s` and `sample_period_s` are seconds.
+    own default. `deadline_s`, `stall_s` and `sample_period_s` are seconds.
     """
 
     run_id: str
@@ -66,6 +67,7 @@ class RunSpec:
     pin: tuple[int, ...] | None = None  # the CPUs to run on; None: all that are allowed
     seed: int = 0
     deadline_s: float = 3600.0
+    stall_s: float | None = None  # without a word from the engine it is ended as hung; None: never
     sample_period_s: float = 1.0
     restarts: tuple[Restart, ...] = ()
     version: int = SPEC_VERSION

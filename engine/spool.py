@@ -5,6 +5,7 @@
     events.jsonl         numbered events; one writer, the supervisor; append only
     arrays/NAME.npz      arrays, each announced by an `array` event with its hash
     engine.ATTEMPT.log   stdout and stderr of each engine process, capped
+    stacks.ATTEMPT.log   where an engine stood that was ended for its silence (engine.watchdog)
     supervisor.log       stderr of the supervisor itself
 
 The engine sends its events to the supervisor over a pipe, one JSON object per line with `t_ns`,

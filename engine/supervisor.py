@@ -2,9 +2,9 @@
 
 The supervisor is small and outlives the connection that started it. It starts the engine in a
 process group of its own, numbers what the engine says, samples it, restarts it where the spec
-plans to, and ends it at the deadline or on SIGTERM. Whatever happens to the engine, the last event
-of a spool is `run-end`; a spool without one tells that the supervisor itself was killed (and the
-engine with it, by PR_SET_PDEATHSIG) or that the board went down.
+plans to, and ends it at the deadline, after too long a silence or on SIGTERM. Whatever happens to
+the engine, the last event of a spool is `run-end`; a spool without one tells that the supervisor
+itself was killed (and the engine with it, by PR_SET_PDEATHSIG) or that the board went down.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ from engine.spool import (
     parse_engine_line,
     write_whole,
 )
+from engine.watchdog import Silence, capture, stacks_name
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
 MAX_KILLS = 3  # SIGKILLs that an engine may outlive before the supervisor gives up on it
 GONE_S = 5.0  # how long a killed group may take to disappear
 DETACH_S = 30.0  # until a detached supervisor has said that it runs
 MIN_SAMPLE_PERIOD_S = 0.05
+LOOK_S = 5.0  # of silence at the deadline: where the engine stands is then worth knowing
 
 # (spec file, spool, events fd, attempt) → argv of the engine
 WorkerCommand = Callable[[Path, Path, int, int], Sequence[str]]
@@ -59,7 +61,7 @@ def engine_command(spec: Path, spool: Path, events_fd: int, attempt: int) -> lis
 
 
 class Supervisor:
-    """One run. `run` returns its status: finished, failed, cancelled or deadline."""
+    """One run. `run` returns its status: finished, failed, cancelled, deadline or hung."""
 
     def __init__(
         self,
@@ -82,6 +84,8 @@ class Supervisor:
         self._planned: str | None = None  # the reason of the restart under way
         self._kill_at: float | None = None  # when patience with the engine ends
         self._kills = 0
+        self._period_s = max(spec.sample_period_s, MIN_SAMPLE_PERIOD_S)
+        self._silence = Silence(2 * self._period_s + 1)
         self._signals: list[int] = []
         self._last_error = ""
         self._oom_kills = processes.oom_kills()
@@ -139,7 +143,7 @@ class Supervisor:
 
     def _watch(self, wake: int) -> tuple[str, str]:
         self._engine = self._start_engine()
-        period = max(self.spec.sample_period_s, MIN_SAMPLE_PERIOD_S)
+        period = self._period_s
         next_sample = time.monotonic() + period / 4  # an early first one: short runs have some
         while True:
             self._wait(wake, next_sample)
@@ -183,11 +187,22 @@ class Supervisor:
             if number != signal.SIGCHLD:
                 self._end("cancelled", f"{signal.Signals(number).name} to the supervisor")
 
-    def _end(self, status: str, reason: str) -> None:
-        """Decide how the run ends, and ask the engine to go. The first decision stands."""
+    def _end(self, status: str, reason: str, *, look: bool = False) -> None:
+        """Decide how the run ends, and ask the engine to go. The first decision stands.
+
+        `look`: where the engine stands is told first.
+        """
         if self._stop is None:
             self._stop = (status, reason)
+            if look:
+                self._tell_stacks(reason)
             self._ask(signal.SIGTERM)
+
+    def _tell_stacks(self, reason: str) -> None:
+        assert self._engine is not None
+        text = capture(self._engine.pid, self.folder / stacks_name(self._attempt))
+        message = f"{reason}; where it stands is in {stacks_name(self._attempt)}"
+        self._spool.emit("log", {"attempt": self._attempt, "message": message, "stacks": text})
 
     def _ask(self, number: int) -> None:
         assert self._engine is not None
@@ -196,8 +211,13 @@ class Supervisor:
 
     def _keep_times(self, now: float) -> None:
         """What is due: the deadline, a planned restart, the end of patience, too long a spool."""
+        silent_s = self._silence.seconds()
+        stall_s = self.spec.stall_s
+        if stall_s is not None and silent_s >= stall_s and self._planned is None:
+            self._end("hung", f"no sign of progress for {silent_s:.0f} s", look=True)
         if now >= self._deadline:
-            self._end("deadline", f"not done after {self.spec.deadline_s:g} s")
+            reason = f"not done after {self.spec.deadline_s:g} s"
+            self._end("deadline", reason, look=silent_s >= LOOK_S)
         if self._spool.size > EVENTS_LIMIT:
             self._end("failed", f"the engine said more than {EVENTS_LIMIT >> 20} MB of events")
         if self._kill_at is not None and now >= self._kill_at:
@@ -222,6 +242,7 @@ class Supervisor:
             lambda fd: self._command(spec, self.folder, fd, self._attempt), self.folder, log
         )
         self._spool.emit("engine-start", {"attempt": self._attempt, "pid": engine.pid})
+        self._silence.over()
         return engine
 
     def _pump(self, engine: EngineProcess) -> None:
@@ -244,6 +265,7 @@ class Supervisor:
             t_ns = now
         if kind == "error":
             self._last_error = f"{data.get('kind', 'error')}: {data.get('message', '')}"[:500]
+        self._silence.over()
         self._spool.emit(kind, data, t_ns)
 
     def _log(self, message: str) -> None:

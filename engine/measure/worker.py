@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.records import RunSpec
+from engine.watchdog import answer_to_requests, stacks_name
 
 if TYPE_CHECKING:
     from engine.measure.context import Emit
@@ -58,6 +59,7 @@ def main(argv: Sequence[str]) -> int:
     except (OSError, ValueError) as error:
         print(f"engine work: {options.spec}: {error}", file=sys.stderr)
         return 2
+    answer_to_requests(options.spool / stacks_name(options.attempt))
     threads = set_threads(spec)
 
     from engine.spool import EnginePipe

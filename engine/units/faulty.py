@@ -10,6 +10,8 @@
     slow:20@L01.ffn.up         20 ms longer
     leak:0.5@head.norm         half a mebibyte more memory each time
     signal:11@L02.ffn.down     the process gets signal 11
+    spin@L02.ffn.down          the op never ends, and keeps a core busy
+    block@L02.ffn.down         the op waits for a lock that nobody releases
 
 A fault begins after `ENGINE_FAULT_AFTER` executions of its op (default 0). OP is an op of the
 program that runs, or a part of a fused op.
@@ -21,6 +23,7 @@ import dataclasses
 import functools
 import itertools
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -114,6 +117,17 @@ def _signal(fault: Fault, op: Op, state: State, run: Callable[[], None]) -> None
     run()
 
 
+def _spin(fault: Fault, op: Op, state: State, run: Callable[[], None]) -> None:
+    while True:
+        pass
+
+
+def _block(fault: Fault, op: Op, state: State, run: Callable[[], None]) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
 KINDS = {
     "scale": _scale,
     "nan": _nan,
@@ -123,6 +137,8 @@ KINDS = {
     "slow": _slow,
     "leak": _leak,
     "signal": _signal,
+    "spin": _spin,
+    "block": _block,
 }
 
 

@@ -74,6 +74,16 @@ EngineOption = Annotated[
         "activations=float or passes_off=qkv,residual; may be given again.",
     ),
 ]
+StallOption = Annotated[
+    float | None,
+    typer.Option(
+        "--stall-seconds",
+        min=5,
+        metavar="SECONDS",
+        help="End an engine that has said nothing for so long, and show where it stands; default: "
+        "more than the slowest board takes, stage by stage.",
+    ),
+]
 ResumeOption = Annotated[
     bool, typer.Option("--resume", help="Also continue a bring-up that was stopped by Ctrl-C.")
 ]
@@ -115,6 +125,7 @@ def bringup(
         ),
     ] = 60.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+    stall_seconds: StallOption = None,
     unit: UnitOption = None,
     executor: ExecutorOption = None,
     kv: KvOption = None,
@@ -155,6 +166,7 @@ def bringup(
         context=context,
         curve_seconds=curve_seconds,
         seed=seed,
+        stall_seconds=stall_seconds,
         engine=engine,
     )
     raise typer.Exit(

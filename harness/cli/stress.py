@@ -18,6 +18,7 @@ from harness.cli.bringup import (
     KvOption,
     ModelOption,
     ResumeOption,
+    StallOption,
     TagOption,
     UnitOption,
     run_and_report,
@@ -37,6 +38,7 @@ def stress(
     model: ModelOption = None,
     minutes: Annotated[float, typer.Option(min=0.1, help="How long.")] = 30.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+    stall_seconds: StallOption = None,
     unit: UnitOption = None,
     executor: ExecutorOption = None,
     kv: KvOption = None,
@@ -65,7 +67,9 @@ def stress(
 
     engine = engine_words(engine_option or (), unit=unit, executor=executor, kv=kv)
     boards = choose_boards(farm, board or (), tag or (), board_env or ())
-    options = bringup_options(stress_minutes=minutes, seed=seed, engine=engine)
+    options = bringup_options(
+        stress_minutes=minutes, seed=seed, stall_seconds=stall_seconds, engine=engine
+    )
     raise typer.Exit(
         run_and_report(
             boards,

@@ -63,7 +63,9 @@ class AccuracyStage:
         }
         steps = count_steps(tokens, rows, question, new)
         deadline_s = max(LEAST_DEADLINE_S, slowest_s(context.model, steps))
-        spec = make_spec(context, "alignment", parameters, deadline_s=deadline_s)
+        # The text is run with taps, and without, before the next word.
+        stall_s = slowest_s(context.model, 3 * len(tokens) + len(question))
+        spec = make_spec(context, "alignment", parameters, deadline_s=deadline_s, stall_s=stall_s)
         return Plan(spec, inputs, seconds_hint=10.0 + 0.1 * (new + 6 * len(rows)))
 
     def judge(self, context: StageContext, log: RunLog) -> Verdict:

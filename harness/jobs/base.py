@@ -39,6 +39,8 @@ class BringupOptions(Record):
     accuracy_tokens: int = Field(default=200, ge=1)  # generated and compared with the reference
     accuracy_positions: int = Field(default=96, ge=16)  # teacher-forced, whose logits are compared
     accuracy_rows: int = Field(default=6, ge=3)  # of these, positions where every op is compared
+    # An engine that says nothing for so long is ended as hung; None: the stage's own patience.
+    stall_seconds: float | None = Field(default=None, gt=0)
     engine: Engine = Field(default_factory=Engine)  # goes before what a board's entry says
 
 
@@ -111,10 +113,14 @@ def make_spec(
     parameters: dict[str, object],
     *,
     deadline_s: float,
+    stall_s: float,
     restarts: tuple[Restart, ...] = (),
     sample_period_s: float = 1.0,
 ) -> RunSpec:
-    """A spec with what is the same for every stage: package, engine options, cores, seed."""
+    """A spec with what is the same for every stage: package, engine options, cores, seed.
+
+    `stall_s`: the longest that the stage's engine is silent on the slowest board, with room.
+    """
     return RunSpec(
         run_id=context.run_id,
         job=job,
@@ -125,6 +131,7 @@ def make_spec(
         pin=context.engine.pin,
         seed=context.options.seed,
         deadline_s=deadline_s,
+        stall_s=context.options.stall_seconds or stall_s,
         restarts=restarts,
         sample_period_s=sample_period_s,
     )

@@ -79,6 +79,8 @@ class CurveStage:
             parameters,
             deadline_s=PATIENCE * budget_s
             + slowest_s(context.model, least_tokens(context, lengths)),
+            # A golden text, a piece of the prefill or a timed prompt, between two words.
+            stall_s=budget_s + slowest_s(context.model, golden_count(context) + CHUNK),
             sample_period_s=SAMPLE_PERIOD_S,
         )
         return Plan(spec, inputs, seconds_hint=budget_s + 10)

@@ -48,6 +48,8 @@ SIGNALS = {
     "SIGKILL": "killed, cause unknown",
     "SIGTERM": "it was asked to end by something else than the supervisor",
 }
+# One frame as faulthandler prints it; of the file's path only the name.
+_FRAME = re.compile(r'File "(?:[^"\n]*/)?([^"/\n]*)", line (\d+) in (\S+)')
 _KILL_RECORD = re.compile(
     r"oom-kill:|Out of memory: Kill|Killed process \d+|lowmemorykiller|Memory cgroup out of memory",
     re.IGNORECASE,
@@ -67,6 +69,8 @@ def judge_failure(context: StageContext, log: RunLog, stage: str) -> Verdict | N
         return _judge_refusal(error, board, stage)
     if error is not None:
         return _judge_error(error, log, stage)
+    if log.status == "hung":
+        return _judge_hang(log, stage)
     if log.status == "deadline":
         return _judge_deadline(log, stage, context)
     crash = unplanned_exit(log)
@@ -274,6 +278,7 @@ def _judge_deadline(log: RunLog, stage: str, context: StageContext) -> Verdict:
         outcome, headline = Outcome.FAIL, f"the engine hangs: not done in time; {where}"
         remedy = f"run the stage alone on {context.board.name} and look where the engine stands"
         sentence = f"Nothing came for {silent_s:.0f} s, before that at most {usual_s:.0f} s."
+        sentence += _standing(log)
     return Verdict(
         outcome=outcome,
         headline=short(f"{stage}: {headline}"),
@@ -286,6 +291,51 @@ def _judge_deadline(log: RunLog, stage: str, context: StageContext) -> Verdict:
         ),
         remedy=remedy,
     )  # fmt: skip
+
+
+def _judge_hang(log: RunLog, stage: str) -> Verdict:
+    """The engine said nothing for longer than the slowest board takes, and was ended for that."""
+    progress = of_kind(log, "progress")
+    last = progress[-1].get("message") if progress else None
+    where = f"it last reported: {last}" if last else "it reported no progress"
+    silent_s, usual_s = silence(log)
+    place = standing_in(stacks(log))
+    at = f" in {place}" if place else ""
+    return Verdict(
+        outcome=Outcome.FAIL,
+        headline=short(f"{stage}: the engine hangs{at}: silent for {silent_s:.0f} s; {where}"),
+        checks=(
+            Check(
+                name="makes_progress", outcome=Outcome.FAIL, measured="hung",
+                limit="a word in time",
+                sentence=f"The supervisor ended the engine ({log.reason}); {where}; before that "
+                f"it was silent for at most {usual_s:.0f} s.{_standing(log)}",
+            ),
+        ),
+        remedy="read stacks.*.log in the run's folder: where each of its threads stood; a board "
+        "that is only slow gets more time with --stall-seconds",
+    )  # fmt: skip
+
+
+def stacks(log: RunLog) -> str:
+    """Where the engine stood when the supervisor looked (engine.watchdog); "" if it did not."""
+    found = [str(data["stacks"]) for data in of_kind(log, "log") if data.get("stacks")]
+    return found[-1] if found else ""
+
+
+def standing_in(text: str) -> str:
+    """The innermost Python frame of the main thread as "file.py:12 function"; "" without one.
+
+    faulthandler prints threads one after the other, the main one last, innermost frames first.
+    """
+    threads = text.split(" (most recent call first):")
+    frame = _FRAME.search(threads[-1]) if len(threads) > 1 else None
+    return f"{frame[1]}:{frame[2]} {frame[3]}" if frame else ""
+
+
+def _standing(log: RunLog) -> str:
+    text = stacks(log)
+    return f" Where it stood: {short(text, 1500)}" if text else ""
 
 
 def silence(log: RunLog) -> tuple[float, float]:

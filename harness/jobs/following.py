@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from engine.records import Event, RecordError
 from engine.spool import EVENTS_NAME, LOG_LIMIT, SUPERVISOR_LOG_NAME, engine_log_name
+from engine.watchdog import stacks_name
 from harness.deadline import Deadline
 from harness.deploy.cache import sha256_file
 from harness.deploy.push import ask_board
@@ -394,8 +395,11 @@ class Follower:
 
     def _fetch_logs(self, session: BoardSession) -> str:
         """Copy the engine's and the supervisor's output beside the events; the last words of it."""
-        attempts = [e.data.get("attempt") for e in self._tail.events if e.kind == "engine-start"]
-        names = [engine_log_name(item) for item in attempts[-20:] if isinstance(item, int)]
+        told = [e.data.get("attempt") for e in self._tail.events if e.kind == "engine-start"]
+        attempts = [item for item in told[-20:] if isinstance(item, int)]
+        names = [engine_log_name(item) for item in attempts]
+        if any(e.data.get("stacks") for e in self._tail.events if e.kind == "log"):
+            names = [stacks_name(attempts[-1]), *names] if attempts else names
         said = ""
         limit = Deadline.after(POLL_S + LOG_LIMIT / SLOWEST_BYTES_PER_S, "fetching logs")
         for name in [*names, SUPERVISOR_LOG_NAME]:
@@ -407,6 +411,6 @@ class Follower:
                     limit_bytes=2 * LOG_LIMIT,
                 )
                 text = (self._folder / name).read_text(errors="replace").strip()
-                if text:
+                if text and not name.startswith("stacks."):
                     said = f"; {name} ends: {text.splitlines()[-1][-200:]}"
         return said

@@ -54,11 +54,12 @@ class Ladder:
         asked = asked_of(context.board, context.options.engine)
         threads = asked.threads if asked.threads is not None else context.board.wanted_threads
         native = context.engine.options.unit == NATIVE
+        depth = min(DEPTH, context.model.hyperparameters.context // 2)
         parameters: dict[str, object] = {
             "golden": golden_parameters(context),
             "rounds": ROUNDS,
             "budget_s": BUDGET_S,
-            "depth": min(DEPTH, context.model.hyperparameters.context // 2),
+            "depth": depth,
         }
         if threads != AUTO:
             parameters["threads"] = threads
@@ -71,8 +72,15 @@ class Ladder:
             parameters["huge"] = True
         tokens = MOST_RUNGS * golden_count(context) + ROUNDS * MOST_RUNGS * 6
         deadline_s = PATIENCE * BUDGET_S + slowest_s(context.model, tokens)
+        # A golden text of a rung, or the cache filled to the depth, between two words.
+        stall_s = BUDGET_S + slowest_s(context.model, golden_count(context) + depth)
         spec = make_spec(
-            context, "ladder", parameters, deadline_s=deadline_s, sample_period_s=SAMPLE_PERIOD_S
+            context,
+            "ladder",
+            parameters,
+            deadline_s=deadline_s,
+            stall_s=stall_s,
+            sample_period_s=SAMPLE_PERIOD_S,
         )
         # It goes over all cores itself.
         return Plan(dataclasses.replace(spec, pin=None), None, seconds_hint=BUDGET_S + 10)

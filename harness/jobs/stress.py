@@ -61,6 +61,7 @@ class StressStage:
         minutes = stress_minutes(context)
         seconds = 60.0 * minutes
         dialogues = [prompts.dialogue(context.model, 3 * i, TURNS) for i in range(DIALOGUES)]
+        longest = max(len(ids) for told in dialogues for ids in (told.first, *told.later))
         arrays = {}
         for index, dialogue in enumerate(dialogues):
             arrays[f"dialogue.{index}.first"] = np.array(dialogue.first, np.int64)
@@ -84,6 +85,7 @@ class StressStage:
             parameters,
             # Behind the minutes: a golden generation, and the prompt that was being read.
             deadline_s=seconds * 1.2 + slowest_s(context.model, 4 * golden_count(context)),
+            stall_s=slowest_s(context.model, golden_count(context) + longest + NEW_TOKENS),
             restarts=(
                 Restart(
                     at_s=RESTART_AT * seconds, reason="planned: a killed engine must come back"

@@ -18,6 +18,7 @@ from harness.jobs import failures, prompts, references
 from harness.jobs.base import Plan, StageContext, make_spec
 from harness.jobs.details import TinyDetails
 from harness.jobs.memory import Extent
+from harness.jobs.pace import START_S
 from harness.verdicts import Check, Outcome, Verdict, worst
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class TinyStage:
         parameters: dict[str, object] = {
             "cases": cases(context, size), "rounds": ROUNDS, "context": size,
         }  # fmt: skip
-        spec = make_spec(context, "tiny", parameters, deadline_s=300.0)
+        spec = make_spec(context, "tiny", parameters, deadline_s=300.0, stall_s=START_S)
         return Plan(spec, None, seconds_hint=15.0)
 
     def judge(self, context: StageContext, log: RunLog) -> Verdict:

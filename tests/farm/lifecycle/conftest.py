@@ -34,7 +34,7 @@ LAUNCHER = """
 import os, sys
 from pathlib import Path
 from engine import supervisor
-supervisor.GRACE_S = 0.5
+supervisor.GRACE_S = supervisor.LOOK_S = 0.5
 supervisor.EVENTS_LIMIT = int(os.environ.get("TEST_EVENTS_LIMIT", supervisor.EVENTS_LIMIT))
 def command(spec, spool, fd, attempt):
     return [sys.executable, {standin!r}, str(spec), "--spool", str(spool),

@@ -139,6 +139,46 @@ def test_trouble_of_the_board_is_raised_not_judged(
     assert caught.value.kind == kind
 
 
+STACKS = """process 9, 2 threads
+thread 9 (python3): state S, 0.00 of 0.30 s on a CPU, waits in futex_wait_queue
+thread 10 (dn-team): state R, 0.30 of 0.30 s on a CPU
+Thread 0x00007f01 (most recent call first):
+  File "/board/parts/ab/engine/runtime/queues.py", line 90 in _serve
+  File "/usr/lib/python3.9/threading.py", line 980 in run
+
+Current thread 0x00007f02 (most recent call first):
+  File "/board/parts/ab/engine/runtime/queues.py", line 44 in wait
+  File "/board/parts/ab/engine/decode.py", line 120 in advance
+"""
+
+
+def test_a_hung_engine_is_a_finding_with_the_place_where_it_stood(
+    build: LogBuilder, stage_context: Contexts
+) -> None:
+    build.started().add("progress", 7.0, done=3, total=9, message="sweep 2, length 512")
+    build.add("log", 97.0, attempt=0, message="silent", stacks=STACKS)
+    log = build.ended("hung", "no sign of progress for 90 s", code=None, signal="SIGTERM")
+    verdict = judged(stage_context(), log)
+    assert verdict.outcome == Outcome.FAIL
+    assert "the engine hangs in queues.py:44 wait: silent for 93 s" in verdict.headline
+    (check,) = verdict.checks
+    assert (check.name, check.measured) == ("makes_progress", "hung")
+    assert "futex_wait_queue" in check.sentence
+    assert "line 90 in _serve" in check.sentence
+    assert "--stall-seconds" in (verdict.remedy or "")
+
+
+def test_a_hung_engine_without_python_frames_is_told_by_what_the_kernel_says(
+    build: LogBuilder, stage_context: Contexts
+) -> None:
+    text = "process 9, 1 threads\nthread 9 (python3): state D, waits in rknpu_wait\n"
+    build.started().add("log", 97.0, attempt=0, message="silent", stacks=text)
+    log = build.ended("hung", "no sign of progress for 90 s", code=None, signal="SIGKILL")
+    verdict = judged(stage_context(), log)
+    assert "the engine hangs: silent for" in verdict.headline
+    assert "rknpu_wait" in verdict.checks[0].sentence
+
+
 def test_planned_kill_is_no_crash(build: LogBuilder, stage_context: Contexts) -> None:
     build.started().add("engine-exit", 30.0, attempt=0, planned=True, signal="SIGKILL")
     assert judge_failure(stage_context(), build.ended(), "stress") is None
