@@ -20,6 +20,9 @@ NOUNS = {
     "demo": Noun("harness.cli.demo", "Bring a real model up on three virtual boards, in minutes."),
     "bringup": Noun("harness.cli.bringup", "Run the four bring-up stages on boards side by side."),
     "stress": Noun("harness.cli.stress", "Run only the stress stage, at its real length."),
+    "nightly": Noun(
+        "harness.cli.nightly", "A night over all boards, for cron or a timer: what changed?"
+    ),
     "threads": Noun(
         "harness.cli.threads", "Measure in how many threads and on which cores boards are fastest."
     ),
@@ -49,6 +52,7 @@ Bring a model up
   harness bringup --stage tiny --stage accuracy --json > result.json
   harness stress --board rk3588-01          30 minutes of growing dialogues
   harness threads --board rk3588-01         how many threads, on which cores
+  harness nightly --tag nightly             every board, and what changed since last night
 
 \b
 Look at results

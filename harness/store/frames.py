@@ -132,6 +132,35 @@ class Frames:
         )
         return matrix.drop(columns="_rank").reset_index(drop=True)
 
+    def verdicts(self, kind: str, newest: int) -> pd.DataFrame:
+        """Every verdict of the newest campaigns of one kind: run_id, campaign_id, campaign_at (its
+        start), board, stage, attempt, outcome, headline, error_kind, model_hash, parameters."""
+        campaigns = (
+            sa.select(CampaignRow.id)
+            .where(CampaignRow.kind == kind)
+            .order_by(CampaignRow.started_at.desc(), CampaignRow.id)
+            .limit(newest)
+        )
+        query = (
+            sa.select(
+                RunRow.id.label("run_id"),
+                RunRow.campaign_id,
+                CampaignRow.started_at.label("campaign_at"),
+                RunRow.board,
+                RunRow.stage,
+                RunRow.attempt,
+                RunRow.outcome,
+                RunRow.headline,
+                RunRow.error_kind,
+                RunRow.model_hash,
+                RunRow.parameters,
+            )
+            .join(CampaignRow, CampaignRow.id == RunRow.campaign_id)
+            .where(RunRow.state == "judged", RunRow.campaign_id.in_(campaigns))
+            .order_by(CampaignRow.started_at, RunRow.started_at, RunRow.attempt, RunRow.id)
+        )
+        return self._frame(query)
+
     def history(
         self,
         metric: str,

@@ -1,0 +1,231 @@
+"""What a night says of the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.farm.nightly import report
+from harness.farm.results import CampaignResult, StageResult
+from harness.farm.since import KIND, Changes, changes, level_before
+from harness.store import Store
+from harness.verdicts import Check, Outcome, Verdict
+
+STEADY = (10.0, 10.1, 9.9, 10.05, 9.95)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "results.sqlite") as opened:
+        yield opened
+
+
+class Nights:
+    """Records nights the way a campaign does: `night({"rk": {"tiny": "pass"}})`."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.results: dict[str, dict[str, StageResult]] = {}
+
+    def night(
+        self,
+        boards: dict[str, dict[str, str]],
+        *,
+        speed: float | None = None,
+        kind: str = KIND,
+        model: str = "m1",
+        parameters: dict[str, int] | None = None,
+    ) -> str:
+        campaign = self.store.begin_campaign(kind, ["harness", "nightly"], {"boards": list(boards)})
+        self.results = {}
+        for board, stages in boards.items():
+            for stage, text in stages.items():
+                for said in text.split(","):
+                    self._run(campaign, board, stage, said, speed, model, parameters or {})
+        self.store.finish_campaign(campaign, Outcome.PASS)
+        return campaign
+
+    def _run(
+        self,
+        campaign: str,
+        board: str,
+        stage: str,
+        said: str,
+        speed: float | None,
+        model: str,
+        parameters: dict[str, int],
+    ) -> None:
+        outcome, _, kind = said.partition(":")
+        run = self.store.begin_run(
+            campaign_id=campaign, board=board, stage=stage, model_hash=model, parameters=parameters
+        )
+        checks = ()
+        if speed is not None and stage == "curve":
+            checks = (
+                Check(name="tokens_per_s_at_end", outcome=Outcome.PASS, measured=speed, limit=None,
+                      unit="tokens/s", sentence="Fast."),
+            )  # fmt: skip
+        verdict = Verdict(outcome=Outcome(outcome), headline=f"{stage} said so", checks=checks)
+        self.store.finish_run(run, verdict, error_kind=kind or None)
+        self.results.setdefault(board, {})[stage] = StageResult(
+            board, stage, verdict, run, error_kind=kind or None
+        )
+
+    def report(self, campaign: str, *, left: tuple[str, ...] = ()) -> tuple[int, str]:
+        told = report(self.store, CampaignResult(campaign, self.results, False, left), 600.0)
+        return told.exit_code, "\n".join(told.lines())
+
+
+@pytest.fixture
+def nights(store: Store) -> Nights:
+    return Nights(store)
+
+
+def told(nights: Nights, before: dict[str, str], now: dict[str, str]) -> Changes:
+    nights.night({"rk": before})
+    return changes(nights.store, nights.night({"rk": now}))
+
+
+def test_the_first_night_has_nothing_to_compare_with(nights: Nights) -> None:
+    found = changes(nights.store, nights.night({"rk": {"tiny": "pass"}}))
+    assert found.since is None
+    assert found.lines() == ["no night before this one to compare with"]
+
+
+def test_a_night_like_the_last_has_changed_nothing(nights: Nights) -> None:
+    found = told(nights, {"tiny": "pass", "curve": "warn"}, {"tiny": "pass", "curve": "warn"})
+    assert (found.flips, found.shifts) == ((), ())
+    assert found.lines()[0].endswith(": nothing")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "direction"),
+    [
+        ("pass", "fail", "worse"),
+        ("warn", "error:board-lost", "worse"),
+        ("fail", "pass", "better"),
+        ("error:unreachable", "error:board-lost", "other"),
+        ("fail", "error:no-space", "other"),
+    ],
+)
+def test_an_outcome_that_flipped_is_told_with_its_direction(
+    before: str, now: str, direction: str, nights: Nights
+) -> None:
+    (flip,) = told(nights, {"tiny": before}, {"tiny": now}).flips
+    assert (flip.board, flip.stage, flip.direction) == ("rk", "tiny", direction)
+
+
+def test_what_an_earlier_stage_blocked_is_no_change_of_its_own(nights: Nights) -> None:
+    found = told(nights, {"tiny": "pass", "curve": "pass"}, {"tiny": "fail", "curve": "blocked"})
+    assert [flip.stage for flip in found.flips] == ["tiny"]
+    found = told(nights, {"tiny": "fail", "curve": "blocked"}, {"tiny": "pass", "curve": "pass"})
+    assert [flip.stage for flip in found.flips] == ["tiny"]
+
+
+def test_the_last_attempt_is_a_nights_outcome(nights: Nights) -> None:
+    found = told(nights, {"stress": "pass"}, {"stress": "error:board-reset,pass"})
+    assert found.flips == ()
+
+
+def test_a_night_that_was_stopped_changes_nothing(nights: Nights) -> None:
+    assert told(nights, {"tiny": "pass"}, {"tiny": "invalid:interrupted"}).flips == ()
+
+
+def test_each_board_is_compared_with_the_last_night_that_it_took_part_in(nights: Nights) -> None:
+    nights.night({"a": {"tiny": "pass"}})
+    nights.night({"b": {"tiny": "pass"}})  # another timer's
+    nights.night({"a": {"tiny": "fail"}}, kind="bringup")  # no night
+    found = changes(nights.store, nights.night({"a": {"tiny": "fail"}, "c": {"tiny": "pass"}}))
+    assert [(flip.board, flip.before) for flip in found.flips] == [("a", "pass")]
+    assert found.new == ("c",)
+    assert found.absent == ()
+
+
+def test_a_board_that_was_not_asked_for_is_told(nights: Nights) -> None:
+    nights.night({"a": {"tiny": "pass"}, "b": {"tiny": "pass"}})
+    found = changes(nights.store, nights.night({"a": {"tiny": "pass"}}))
+    assert found.absent == ("b",)
+    assert "not asked tonight: b" in "\n".join(found.lines())
+
+
+def test_a_speed_beyond_what_nights_differ_by_is_told_and_is_a_finding(nights: Nights) -> None:
+    for speed in STEADY:
+        nights.night({"rk": {"curve": "pass"}}, speed=speed)
+    last = nights.night({"rk": {"curve": "pass"}}, speed=8.5)
+    (shift,) = changes(nights.store, last).shifts
+    assert (shift.board, shift.slower, shift.nights) == ("rk", True, 5)
+    assert shift.before == pytest.approx(10.0, rel=0.01)
+    code, text = nights.report(last)
+    assert code == 1
+    assert "slower: rk curve: tokens/s at the end of the context 10 → 8.5 (-15.0%)" in text
+
+
+def test_a_speed_within_what_nights_differ_by_is_not_told(nights: Nights) -> None:
+    for speed in (10.0, 9.2, 10.6, 9.5, 10.3):
+        nights.night({"rk": {"curve": "pass"}}, speed=speed)
+    last = nights.night({"rk": {"curve": "pass"}}, speed=9.1)
+    assert changes(nights.store, last).shifts == ()
+    assert nights.report(last)[0] == 0
+
+
+def test_only_nights_with_the_same_model_and_options_are_compared_in_speed(nights: Nights) -> None:
+    for speed in STEADY:
+        nights.night({"rk": {"curve": "pass"}}, speed=speed, parameters={"context": 512})
+    last = nights.night({"rk": {"curve": "pass"}}, speed=5.0, parameters={"context": 2048})
+    found = changes(nights.store, last)
+    assert (found.shifts, found.untold) == ((), ("rk",))
+    assert "speed not compared, under 5 nights alike: rk" in "\n".join(found.lines())
+
+
+@pytest.mark.parametrize(
+    ("values", "level"),
+    [
+        ([*STEADY, 10.02], None),
+        ([*STEADY, 9.0], 10.0),
+        ([*STEADY, 11.0], 10.0),
+        ([10, 9, 11, 10.5, 9.4, 9.0], None),  # nights that differ as much
+        ([*STEADY, *(value * 0.8 for value in STEADY), 8.02], None),  # the step was earlier
+        ([*STEADY, *(value * 0.8 for value in STEADY), 10.0], 8.0),  # back again
+        ([10.0] * 8, None),
+        ([10.0] * 7 + [10.1], None),  # steady to the last digit, but only 1 %
+        ([10.0, 10.0, 9.0], None),  # too few
+    ],
+)
+def test_the_last_night_departs_from_the_level_before_or_does_not(
+    values: list[float], level: float | None
+) -> None:
+    found = level_before(values)
+    assert found == (None if level is None else pytest.approx(level, rel=0.02))
+
+
+def test_a_finding_goes_before_trouble_in_the_exit_code(nights: Nights) -> None:
+    trouble = {"a": {"tiny": "error:unreachable", "curve": "blocked"}}
+    assert nights.report(nights.night(trouble))[0] == 2
+    both = {**trouble, "b": {"tiny": "fail"}}
+    assert nights.report(nights.night(both))[0] == 1
+    assert nights.report(nights.night({"a": {"tiny": "pass", "curve": "warn"}}))[0] == 0
+
+
+def test_the_report_counts_boards_and_names_each_that_is_sick(nights: Nights) -> None:
+    night = nights.night(
+        {
+            "good": {"tiny": "pass", "stress": "error:board-reset,pass"},
+            "lost": {"tiny": "error:board-lost", "stress": "blocked"},
+            "bad": {"tiny": "fail", "stress": "blocked"},
+        }
+    )
+    _, text = nights.report(night, left=("lost: run 12 in /spool (no answer)",))
+    assert "3 boards: 1 passed, 1 with findings, 1 in trouble (10 min)" in text
+    assert "passed: good" in text
+    assert "good stress: attempt 1 ended in board-reset" in text
+    assert "lost tiny ERROR (board-lost): tiny said so" in text
+    assert "bad tiny FAIL: tiny said so" in text
+    assert "left behind: lost: run 12" in text
+
+
+def test_what_is_left_behind_is_no_good_night(nights: Nights) -> None:
+    night = nights.night({"a": {"tiny": "pass"}})
+    assert nights.report(night, left=("a: a run",))[0] == 2
+    assert "nothing is left behind" in nights.report(night)[1]
