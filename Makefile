@@ -40,6 +40,12 @@ tests: $(READY) ## the tests alone; PYTEST_ARGS="-k lease" narrows them
 device: $(READY) ## the four bring-up stages as tests, on the boards of devices.yaml
 	$(BIN)/pytest -m device $(PYTEST_ARGS)
 
+CHAOS_ARGS ?=
+
+.PHONY: chaos
+chaos: $(READY) ## a night on twelve bad virtual boards; CHAOS_ARGS="--minutes 0.5"
+	@$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
+
 BENCH ?=
 BENCH_ARGS ?=
 

@@ -1,0 +1,46 @@
+"""`harness nightly` as cron runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NOBODY = "{host: 127.0.0.1, port: 1, host_key: 'SHA256:" + "A" * 43 + "'}"
+
+
+def test_a_night_without_boards_is_reported_as_trouble_and_compared_with_the_last(
+    lab: Any, model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HARNESS_NOTIFY_URL", raising=False)
+    lab.boards(f"  gone: {NOBODY}\n")
+    asked = ["nightly", f"--model={model_file}", "--stage=tiny", "--json"]
+    code, told = lab.command(*asked).finish()
+    assert code == told["exit_code"] == 2
+    assert "1 board: 0 passed, 1 in trouble" in told["title"]
+    assert told["boards"]["gone"]["tiny"]["error_kind"] == "unreachable"
+    text = "\n".join(told["report"])
+    assert "gone tiny ERROR (unreachable)" in text
+    assert "no night before this one" in text
+    assert "nothing is left behind" in text
+    _, again = lab.command(*asked).finish()
+    assert again["campaign"] != told["campaign"]
+    assert again["changes"]["since"] is not None
+    assert again["report"][-2].endswith(": nothing")
+
+
+def test_people_are_told_of_a_night_that_could_not_be_run(
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message is lost here, since nobody listens; the night's own error is not."""
+    monkeypatch.setenv("HARNESS_NOTIFY_URL", "json://user:planted-secret@127.0.0.1:1")
+    lab.boards(f"  gone: {NOBODY}\n")
+    command = lab.command("nightly", f"--model={tmp_path / 'missing.gguf'}")
+    output, _ = command.process.communicate(timeout=120)
+    said = command.log.read_text()
+    assert command.process.returncode == 2
+    assert output == b""
+    assert "missing.gguf" in said
+    assert "nobody was told: " in said
+    assert "planted-secret" not in said
