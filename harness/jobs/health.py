@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from harness.jobs import failures
 from harness.jobs.base import Plan, StageContext, make_spec
 from harness.jobs.memory import Extent
+from harness.jobs.pace import START_S
 from harness.jobs.tiny import (
     cases,
     first_mismatch,
@@ -47,7 +48,7 @@ class Health:
             "rounds": ROUNDS,
             "context": tiny_context(context),
         }
-        spec = make_spec(context, "tiny", parameters, deadline_s=120.0)
+        spec = make_spec(context, "tiny", parameters, deadline_s=120.0, stall_s=START_S)
         return Plan(spec, None, seconds_hint=5.0)
 
     def judge(self, context: StageContext, log: RunLog) -> Verdict:
