@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,6 +33,17 @@ EVENT_KINDS = (
     "error",  # engine or supervisor: kind, message, and where known step, layer, op
     "log",  # engine or supervisor: message; supervisor: stacks, of an engine that stands still
     "run-end",  # supervisor: status (finished | failed | cancelled | deadline | hung), reason
+)
+
+
+# What an event may hold: a board is not trusted, and whatever is let in here is stored and shown.
+DEPTH_LIMIT = 64  # of lists and objects in each other
+DIGITS_LIMIT = 20  # of a whole number: 64 bits and a sign
+# An escape in JSON; of these, half of a surrogate pair and NUL are text that no store can hold.
+_ESCAPE = re.compile(
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    r"|(u[dD][89a-fA-F][0-9a-fA-F]{2}|u0000)|.)",
+    re.DOTALL,
 )
 
 
@@ -132,22 +144,52 @@ class Event:
 
     @staticmethod
     def from_line(line: bytes) -> Event:
-        """Raises RecordError for a line that is not an event of this version."""
+        """Raises RecordError for a line that is not an event of this version.
+
+        What no store can hold (half a surrogate pair, NUL) becomes U+FFFD.
+        """
         try:
-            raw = json.loads(line)
-        except ValueError as error:
+            raw = _parse(line)
+        except (ValueError, RecursionError) as error:
             raise RecordError(f"event is not JSON: {error}; line begins {line[:80]!r}") from error
         if not isinstance(raw, dict):
             raise RecordError(f"event: found {type(raw).__name__}, expected an object")
         check_version("event", raw.get("v"), RECORD_VERSION)
         n, t_ns, kind, data = (raw.get(key) for key in ("n", "t_ns", "kind", "data"))
-        if type(n) is not int or type(t_ns) is not int or n < 0:
+        if type(n) is not int or type(t_ns) is not int or n < 0 or abs(t_ns) >= 1 << 63:
             raise RecordError(f"event: n and t_ns must be whole numbers, found {n!r} and {t_ns!r}")
-        if kind not in EVENT_KINDS:
+        if not isinstance(kind, str) or kind not in EVENT_KINDS:
             raise RecordError(f"event {n}: unknown kind {kind!r}, expected one of {EVENT_KINDS}")
         if not isinstance(data, dict):
             raise RecordError(f"event {n}: data is {type(data).__name__}, expected an object")
         return Event(n, t_ns, kind, data)
+
+
+def _parse(line: bytes) -> Any:
+    """`line` as JSON whose numbers, depth and text every reader can take. Raises ValueError."""
+    text = line.decode("utf-8")
+    if "\\u" in text:
+        text = _ESCAPE.sub(lambda found: "\\ufffd" if found[1] else found[0], text)
+    raw = json.loads(text, parse_int=_whole)
+    if text.count("[") + text.count("{") > DEPTH_LIMIT:
+        _check_depth(raw)
+    return raw
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > DIGITS_LIMIT:
+        raise ValueError(f"a whole number of {len(digits)} digits, at most {DIGITS_LIMIT}")
+    return int(digits)
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(DEPTH_LIMIT):
+        inner = [item.values() if isinstance(item, dict) else item for item in level]
+        level = [item for items in inner for item in items if isinstance(item, (dict, list))]
+        if not level:
+            return
+    raise ValueError(f"more than {DEPTH_LIMIT} lists and objects in each other")
 
 
 def check_version(what: str, found: object, known: int) -> None:

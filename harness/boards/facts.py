@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from harness.verdicts import Record
@@ -135,11 +136,11 @@ def platform_tags(machine: str, libc: str) -> tuple[str, ...]:
 'manylinux2014_aarch64')
     """
     name, _, version = libc.partition(" ")
-    numbers = version.split(".")
-    if len(numbers) < 2 or not all(part.isdigit() for part in numbers[:2]):
+    found = re.match(r"([0-9])\.([0-9]{1,3})(?![0-9])", version)
+    if found is None:
         return ()
-    major, minor = int(numbers[0]), int(numbers[1])
-    if major > 9 or minor > 200:  # hostile or garbled; the list grows with the number
+    major, minor = int(found[1]), int(found[2])
+    if minor > 200:  # hostile or garbled; the list grows with the number
         return ()
     if name == "musl":
         return tuple(f"musllinux_{major}_{step}_{machine}" for step in range(minor, -1, -1))

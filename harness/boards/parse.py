@@ -164,7 +164,7 @@ def _keyed(lines: list[str], key: str) -> str:
 
 
 def _whole(text: str) -> int | None:
-    return int(text) if re.fullmatch(r"\d{1,19}", text) else None
+    return int(text) if re.fullmatch(r"[0-9]{1,19}", text) else None
 
 
 def _os(lines: list[str]) -> str:
@@ -264,14 +264,14 @@ def _part(told: dict[str, str]) -> str:
 
 def _libc(lines: list[str]) -> str:
     text = "\n".join(lines)
-    if found := re.search(r"^glibc (\d+\.\d+)", text, re.MULTILINE):
+    if found := re.search(r"^glibc ([0-9]{1,4}\.[0-9]{1,4})\b", text, re.MULTILINE):
         return f"glibc {found[1]}"
     if re.search(r"musl", text):
-        found = re.search(r"Version (\d+\.\d+(?:\.\d+)?)", text)
+        found = re.search(r"Version ([0-9]{1,4}\.[0-9]{1,4}(?:\.[0-9]{1,4})?)\b", text)
         return f"musl {found[1]}" if found else "musl"
     if "/system/bin/linker" in text:
         return "bionic"
-    if found := re.search(r"(?:GLIBC|GNU libc|Free Software).*?(\d+\.\d+)", text):
+    if found := re.search(r"(?:GLIBC|GNU libc|Free Software).*?\b([0-9]{1,4}\.[0-9]{1,4})\b", text):
         return f"glibc {found[1]}"
     return ""
 
@@ -313,7 +313,7 @@ def _python(lines: list[str], machine: str, libc: str) -> tuple[PythonFacts | No
         if not line.startswith("candidate "):
             continue
         path, *told = (_short(part) for part in line.removeprefix("candidate ").split("|"))
-        if len(told) < 8 or not re.fullmatch(r"\d+\.\d+\.\d+", told[2]):
+        if len(told) < 8 or not re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,3}){2}", told[2]):
             said = told[1] if len(told) > 1 and told[1] else "it printed nothing"
             refused.append(f"{path}: does not start ({said})")
             continue

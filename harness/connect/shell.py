@@ -5,7 +5,8 @@ becomes a POSIX `sh`. That reads two encoded lines from its standard input: the 
 the script; what follows is the script's own input. So nothing of ours is quoted for a foreign
 shell, the length of a command line does not matter (dropbear takes 9,000 bytes), and no argument
 shows in the board's process list. `read` takes its bytes one by one from a pipe, as POSIX demands,
-and leaves the rest.
+and leaves the rest. A line without its end is one that a lost link cut: half of a script, `rm -rf
+/data` of `rm -rf /data/old`, is not run.
 
 The envelope prints random markers around the output of the script, on both streams: what start
 files print before, or left-over children after, is told apart as noise.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-BOOT = """exec sh -c 'IFS= read -r _h_e; _h_e=$(printf %b "$_h_e"); eval "$_h_e"'"""
+BOOT = """exec sh -c 'IFS= read -r _h_e || exit 255; _h_e=$(printf %b "$_h_e"); eval "$_h_e"'"""
 
 # A server starts the login shell as the leader of a new process group, and `exec` keeps its
 # process id, so `kill -0 -$$` finds the group of this very shell. Where it does not (a wrapper,
@@ -28,7 +29,7 @@ elif [ -z "${_h_again-}" ] && command -v setsid >/dev/null 2>&1; then
 else _h_g=t
 fi
 unset _h_again _h_e
-IFS= read -r _h_u
+IFS= read -r _h_u || exit 255
 _h_u=$(printf %%b "$_h_u")
 printf '%%s.b %%s %%s\\n' "$_h_m" $$ "$_h_g"
 printf '%%s.b\\n' "$_h_m" >&2
@@ -126,8 +127,14 @@ class Split:
     complete: bool
 
 
+def number(text: bytes | str) -> int | None:
+    """A whole number of at most 18 decimal digits, as a board prints one; None for other text."""
+    raw = text.encode(errors="replace") if isinstance(text, str) else text
+    return int(raw) if re.fullmatch(rb"\s*[0-9]{1,18}\s*", raw) else None
+
+
 def find_begin(token: str, stdout: bytes | bytearray) -> Begun | None:
-    found = re.search(re.escape(token.encode()) + rb"\.b (\d+) ([gt])\n", stdout)
+    found = re.search(re.escape(token.encode()) + rb"\.b ([0-9]{1,18}) ([gt])\n", stdout)
     return Begun(int(found[1]), found[2].decode(), found.end()) if found else None
 
 
@@ -149,5 +156,4 @@ def split(token: str, stream: bytes | bytearray) -> Split:
     if at < begin.end():
         return Split(data[begin.end() :], data[: begin.start()], None, False)
     line, _, after = data[at + len(mark) :].partition(b"\n")
-    status = int(line) if line.strip().isdigit() else None
-    return Split(data[begin.end() : at], data[: begin.start()] + after, status, True)
+    return Split(data[begin.end() : at], data[: begin.start()] + after, number(line), True)

@@ -16,6 +16,7 @@ import paramiko
 
 from harness.connect.bounded import bounded, is_gone
 from harness.connect.command import CommandResult
+from harness.connect.shell import number
 from harness.deadline import Deadline
 from harness.errors import BoardError
 
@@ -25,6 +26,7 @@ CHUNK = 1 << 15  # bytes; one SFTP request
 ONE_COMMAND_BYTES = 1 << 20  # up to here a file travels in one command instead of several requests
 PULL_CHUNK = 1 << 20  # bytes; what a lost link costs of a file on its way here
 SFTP_START_S = 15.0
+ANSWER_BYTES = 1 << 20  # of what the shell says beside the file
 
 # Brings a complete upload to the disk, then to its place. Prints `ok`, or what its SHA-256 is.
 _PUBLISH = """
@@ -316,7 +318,11 @@ class _Upload:
 
     def execute(self, script: str, feed: Iterable[bytes] = ()) -> CommandResult:
         return self.session.execute(
-            script, deadline=self.deadline, feed=feed, title=f"writing {self.remote}"
+            script,
+            deadline=self.deadline,
+            feed=feed,
+            limit_bytes=ANSWER_BYTES,
+            title=f"writing {self.remote}",
         )
 
     def script(self, first: str) -> str:
@@ -349,9 +355,7 @@ class _Upload:
     def there(self) -> int:
         """Bytes of this very content that an earlier, interrupted push left."""
         script = self.script('if [ -f "$p" ]; then wc -c <"$p"; else echo 0; fi')
-        result = self.execute(script)
-        written = result.stdout.strip()
-        have = int(written) if written.isdigit() else 0
+        have = number(self.execute(script).stdout) or 0
         return have if have <= self.total else 0
 
     def chunks(self, have: int) -> Iterator[bytes]:
@@ -379,13 +383,14 @@ class _Upload:
             result = self.session.execute(
                 script,
                 deadline=Deadline.after(10, "removing a partial upload"),
+                limit_bytes=ANSWER_BYTES,
                 title=f"removing {self.partial}",
             )
         except BoardError as trouble:
             log.warning("%s may still be there: %s", self.partial, trouble)
             return
         fields = result.stdout.decode(errors="replace").split()
-        free_kb = int(fields[3]) if len(fields) >= 6 and fields[3].isdigit() else None
+        free_kb = number(fields[3]) if len(fields) >= 6 else None
         if error is not None and error.kind == "transfer" and free_kb == 0:
             error.kind, error.remedy = "no-space", "free some space there"
 

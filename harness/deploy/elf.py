@@ -7,6 +7,7 @@ Standard Base Core 5.0, "Symbol Versioning". Every offset is checked: the file m
 from __future__ import annotations
 
 import dataclasses
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -141,9 +142,9 @@ def newest_version(needs: tuple[Need, ...], prefix: str) -> Need | None:
 
 
 def _number(version: str, prefix: str) -> tuple[int, ...]:
-    parts = version.removeprefix(prefix).split(".")
-    fits = version.startswith(prefix) and all(part.isdigit() for part in parts)
-    return tuple(int(part) for part in parts) if fits else ()
+    rest = version.removeprefix(prefix)
+    fits = version.startswith(prefix) and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9}){0,9}", rest)
+    return tuple(int(part) for part in rest.split(".")) if fits else ()
 
 
 def newer_than(needs: tuple[Need, ...], prefix: str, version: str) -> tuple[Need, ...]:

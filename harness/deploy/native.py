@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -114,10 +115,10 @@ def board_target(facts: Facts, toolchain: Toolchain | None = None) -> Target:
     libc, _, version = facts.libc.partition(" ")
     if libc == "musl":
         return Target(facts.machine, "musl", "", cpu)
-    numbers = version.split(".")[:2]
-    if libc != "glibc" or len(numbers) < 2 or not all(part.isdigit() for part in numbers):
+    numbers = re.match(r"([0-9]{1,4})\.([0-9]{1,4})(?![0-9])", version)
+    if libc != "glibc" or numbers is None:
         raise BuildError(f"libc {facts.libc!r}", expected="glibc or musl with a version")
-    major, minor = min((int(numbers[0]), int(numbers[1])), NEWEST_GLIBC)
+    major, minor = min((int(numbers[1]), int(numbers[2])), NEWEST_GLIBC)
     return Target(facts.machine, "glibc", f"{major}.{minor}", cpu)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.deadline import Deadline
+from harness.deploy.answers import BYTES_LIMIT, parse_answer
 from harness.deploy.bundle import Bundle, usable_python
 from harness.deploy.cache import sha256_file
 from harness.errors import BoardError, HarnessError
@@ -136,7 +137,9 @@ def ask_board(
     """Run one request of on_board.py on the board; its answer. Raises BoardError."""
     # Python imports first from the folder it is started in: not from the user's home.
     script = f"cd / && exec {shlex.join([*python, '-', json.dumps(request)])}"
-    result = session.run(script, stdin=_ON_BOARD.read_bytes(), deadline=deadline)
+    result = session.run(
+        script, stdin=_ON_BOARD.read_bytes(), deadline=deadline, limit_bytes=BYTES_LIMIT
+    )
     said = result.stderr.decode(errors="replace").strip()
     if result.status == 127 or result.status == 126:
         raise BoardError(
@@ -145,18 +148,23 @@ def ask_board(
             f"{python[0]} cannot be run: {said[-300:]}",
             remedy="probe the board again, or name its Python in devices.yaml (`python:`)",
         )
-    try:
-        answer = json.loads(result.stdout)
-    except ValueError:
-        answer = None
-    if result.status != 0 or not isinstance(answer, dict):
+    if result.status != 0:
         raise BoardError(
             session.board.name,
             "deploy",
             f"{request['do']} ended with status {result.status}: {said[-500:] or 'no message'}",
             remedy="the last line is the board's own; the disk and the Python there are suspect",
         )
-    return answer
+    try:
+        return parse_answer(str(request["do"]), result.stdout)
+    except ValueError as error:
+        raise BoardError(
+            session.board.name,
+            "protocol",
+            f"the answer to {request['do']!r} cannot be read: {error}",
+            expected="one JSON object, as harness/deploy/on_board.py prints it",
+            remedy="see what else the board's Python prints when it starts (sitecustomize)",
+        ) from error
 
 
 def _items(bundle: Bundle, files: Sequence[Path]) -> list[_Item]:
@@ -184,8 +192,13 @@ def _choose_folder(
 ) -> dict[str, Any]:
     """Ask the board, in one round trip, which folder can be used and what it already holds."""
     board = session.board.name
-    usable = [folder.path for folder in facts.usable_folders]
+    usable = [folder.path for folder in facts.usable_folders if ":" not in folder.path]
     refused = [f"{f.path}: {f.reason}" for f in facts.folders if not f.usable]
+    refused += [
+        f"{f.path}: PYTHONPATH, which names folders there, cannot hold a ':'"
+        for f in facts.usable_folders
+        if ":" in f.path
+    ]
     needed = [{"hash": item.sha256, "kind": item.kind, "bytes": item.space} for item in items]
     survey: dict[str, Any] = {"root": None, "refused": [], "short": []}
     if usable:
@@ -268,7 +281,7 @@ def _why_not_loading(
     command = ["env", *_assignments(deployment.environment), *deployment.python, "-c", smoke]
     # Python imports first from the folder it is started in: not from the user's home.
     script = f"cd {shlex.quote(deployment.root)} && exec {shlex.join(command)}"
-    result = session.run(script, deadline=deadline)
+    result = session.run(script, deadline=deadline, limit_bytes=BYTES_LIMIT)
     if result.status == 0:
         return None
     last = result.stderr.decode(errors="replace").strip().splitlines()[-1:]

@@ -396,10 +396,10 @@ class Follower:
     def _fetch_logs(self, session: BoardSession) -> str:
         """Copy the engine's and the supervisor's output beside the events; the last words of it."""
         told = [e.data.get("attempt") for e in self._tail.events if e.kind == "engine-start"]
-        attempts = [item for item in told[-20:] if isinstance(item, int)]
-        names = [engine_log_name(item) for item in attempts]
+        numbers = [item for item in told if type(item) is int and 0 <= item < 1_000_000][-20:]
+        names = [engine_log_name(item) for item in numbers]
         if any(e.data.get("stacks") for e in self._tail.events if e.kind == "log"):
-            names = [stacks_name(attempts[-1]), *names] if attempts else names
+            names = [stacks_name(numbers[-1]), *names] if numbers else names
         said = ""
         limit = Deadline.after(POLL_S + LOG_LIMIT / SLOWEST_BYTES_PER_S, "fetching logs")
         for name in [*names, SUPERVISOR_LOG_NAME]:

@@ -35,6 +35,7 @@ POLL_S = 30.0  # for one short answer
 START_S = 60.0  # Python's start on a slow card, included
 RECONNECT_S = 120.0  # a board that restarts is back by then
 CANCEL_S = 15.0
+ANSWER_BYTES = 1 << 20  # of one short answer, with what start files print around it
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -65,7 +66,7 @@ def start(
     spool = shlex.quote(run.spool)
     # Starting twice must be harmless: the answer to the first start may have been lost on the way.
     look = f"if [ -f {spool}/{EVENTS_NAME} ]; then echo there; else mkdir -p {spool}; fi"
-    made = session.run(look, deadline=deadline)
+    made = session.run(look, deadline=deadline, limit_bytes=ANSWER_BYTES)
     if made.status != 0:
         raise _engine_error(session, "its folder cannot be made", made.stderr)
     if made.stdout.strip() == b"there":
@@ -103,7 +104,10 @@ def _send_and_launch(
     # Python imports first from the folder it is started in: not from the user's home.
     script = f"cd {shlex.quote(run.spool)} && exec {shlex.join(command)}"
     started = session.execute(  # titled: the command holds values of the board's environment
-        script, deadline=deadline.within(START_S), title="starting the engine"
+        script,
+        deadline=deadline.within(START_S),
+        limit_bytes=ANSWER_BYTES,
+        title="starting the engine",
     )
     if started.status != 0:
         raise _engine_error(session, "the supervisor did not start", started.stderr)
@@ -129,7 +133,8 @@ def find(session: BoardSession, deployment: Deployment, run_id: str) -> RemoteRu
     """The run on the board, going on or ended; None if it was never started there."""
     run = _remote(deployment, run_id)
     path = f"{run.spool}/{SUPERVISOR_NAME}"
-    result = session.run(["test", "-f", path], deadline=Deadline.after(POLL_S, "finding a run"))
+    deadline = Deadline.after(POLL_S, "finding a run")
+    result = session.run(["test", "-f", path], deadline=deadline, limit_bytes=ANSWER_BYTES)
     return run if result.status == 0 else None
 
 

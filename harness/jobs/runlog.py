@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from engine.records import Event, RecordError
 from engine.spool import EVENTS_LIMIT, EVENTS_NAME, LINE_LIMIT, array_file
+from harness.arrays import read_npz
 from harness.deploy.cache import sha256_file
 from harness.errors import HarnessError
 
@@ -19,6 +18,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 ARRAY_BYTES_LIMIT = 1 << 30  # of one array file that a board may announce
+ARRAYS_BYTES_LIMIT = 8 << 30  # of all that a run announces; those of a restarted engine count again
+ARRAYS_LIMIT = 20_000  # announcements of a run
+EVENTS_NUMBER_LIMIT = 2_000_000  # of a run: a week of samples is a third of it
 _LINE_SLACK = 1024  # what the supervisor adds to an engine's line
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -63,8 +65,7 @@ class RunLog:
                 where=str(path),
                 remedy="run the stage again",
             )
-        with np.load(path, allow_pickle=False) as file:
-            return {key: file[key] for key in file.files}
+        return read_npz(path)
 
     def _missing(self, what: str, known: list[str]) -> HarnessError:
         return HarnessError(
@@ -136,6 +137,7 @@ class EventTail:
         self.events: list[Event] = []
         self.offset = 0
         self._pending = b""
+        self._announced = [0, 0]  # arrays, and their bytes
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b") as file:
             file.seek(0)
@@ -177,6 +179,8 @@ class EventTail:
         event = Event.from_line(line)
         if event.n != len(self.events):
             raise RecordError(f"event number {event.n}, expected {len(self.events)}")
+        if event.n >= EVENTS_NUMBER_LIMIT:
+            raise RecordError(f"more than {EVENTS_NUMBER_LIMIT} events")
         if self.ended:
             raise RecordError(f"event {event.n} ({event.kind}) after the end of the run")
         if event.n == 0 and (event.kind, event.data.get("run_id")) != ("run-start", self.run_id):
@@ -185,6 +189,16 @@ class EventTail:
                 f"expected run-start of {self.run_id!r}"
             )
         if event.kind == "array":
-            ArrayReference.of(event)
+            self._count(ArrayReference.of(event))
         self.events.append(event)
         return event
+
+    def _count(self, reference: ArrayReference) -> None:
+        """A board must not fill the host's disk, one allowed file after the other."""
+        self._announced[0] += 1
+        self._announced[1] += reference.bytes
+        if self._announced[0] > ARRAYS_LIMIT or self._announced[1] > ARRAYS_BYTES_LIMIT:
+            raise RecordError(
+                f"{self._announced[0]} arrays of {self._announced[1]} bytes announced, at most "
+                f"{ARRAYS_LIMIT} of {ARRAYS_BYTES_LIMIT}"
+            )

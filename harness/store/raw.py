@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from engine.records import Event, RecordError
+from harness.arrays import read_npz
 from harness.errors import HarnessError
 
 EVENTS = "events"  # the series that names events.jsonl
@@ -108,12 +109,7 @@ def read_frame(path: Path, name: str) -> pd.DataFrame:
         return pd.DataFrame(
             [{"t_ns": e.t_ns, **flatten(e.data)} for e in events(path) if e.kind == "sample"]
         )
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in archive.files}
-    except (ValueError, OSError, EOFError) as error:
-        raise HarnessError(f"cannot be read: {error}", where=str(path)) from error
-    return _arrays_frame(arrays, path)
+    return _arrays_frame(read_npz(path), path)
 
 
 def _arrays_frame(arrays: dict[str, np.ndarray[Any, Any]], path: Path) -> pd.DataFrame:
