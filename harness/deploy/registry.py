@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from harness.credentials import without_credentials
 from harness.deadline import Deadline
 from harness.errors import HarnessError
 
@@ -114,7 +115,7 @@ def _explain(requirement: str, text: str) -> HarnessError:
     """What pip's output means for the user."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     last = next((line for line in reversed(lines) if line.startswith("ERROR")), "")
-    last = last or (lines[-1] if lines else "pip said nothing")
+    last = without_credentials(last or (lines[-1] if lines else "pip said nothing"))
     if "No module named pip" in text:
         return HarnessError(
             f"{sys.executable} has no pip, which fetches {requirement}",

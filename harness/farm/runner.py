@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.boards.leases import Leases, lease_guard
+from harness.credentials import without_credentials
 from harness.errors import HarnessError
 from harness.farm.campaign import Campaign, Orders
 from harness.farm.faults import require_ops
@@ -114,7 +115,7 @@ def _command() -> list[str]:
     """This process's command as people type it, without the folders of the program."""
     program = Path(sys.argv[0])
     name = program.parent.name if program.name == "__main__.py" else program.name
-    return [name, *sys.argv[1:]]
+    return [name, *(without_credentials(word) for word in sys.argv[1:])]
 
 
 def _describe(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from harness.credentials import has_password
 from harness.errors import HarnessError
 from harness.inventory import Engine, load_farm
 from harness.inventory.scalars import Refused, is_secret_name
@@ -73,9 +74,12 @@ def _assignment(text: str) -> tuple[str, str, str]:
         # A value may be a secret that was meant for elsewhere: it is not repeated.
         shown = text.partition("=")[0] + ("=…" if "=" in text else "")
         raise HarnessError(f"--board-env {shown!r}", expected="BOARD:KEY=VALUE")
-    if is_secret_name(key):
+    if is_secret_name(key) or has_password(value):
+        why = "the name says that its value is a secret"
+        if has_password(value):
+            why = "its value is a URL with a password in it"
         raise HarnessError(
-            f"--board-env {name}:{key}: the name says that its value is a secret",
+            f"--board-env {name}:{key}: {why}",
             expected="no secrets: the command is stored with its results",
             remedy="keep it in a file on the board, and give the engine that file's path",
         )

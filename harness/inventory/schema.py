@@ -13,6 +13,7 @@ from pydantic import (
     model_validator,
 )
 
+from harness.credentials import has_password
 from harness.inventory.engine import Engine, parse_threads
 from harness.inventory.entry import Entry
 from harness.inventory.scalars import (
@@ -92,12 +93,24 @@ def _folder(value: str) -> str:
     _one_line(value)
     if not (value.startswith("/") or value == "~" or value.startswith("~/")):
         raise Refused(describe(value), "a path on the board beginning with '/' or '~/'")
+    if ":" in value:
+        raise Refused(describe(value), "a path without ':', which PYTHONPATH cannot hold")
     return value
 
 
 def _variable(value: str) -> str:
     if not VARIABLE.fullmatch(value):
         raise Refused(describe(value), "the name of an environment variable")
+    return value
+
+
+def _value(value: str) -> str:
+    if has_password(value):
+        raise Refused(
+            "a URL with a password in it",
+            "no secrets: this file is shared, and the value is sent to the board",
+            "keep the address in a file on the board, and give the engine that file's path",
+        )
     return value
 
 
@@ -152,11 +165,14 @@ class Virtual(Entry):
     cpus: Count | None = None
     memory_mb: Count | None = None  # MiB, a real limit for each process on the board
     isa: Annotated[Literal["native"] | tuple[str, ...], BeforeValidator(_isa)] = "native"
-    shell: Literal["sh", "fish", "csh"] = "sh"  # the login shell
+    shell: Literal["sh", "fish", "csh", "ash"] = "sh"  # the login shell
     freeze_after: Positive | None = None  # after a session began: stops answering, stays connected
     refuse: Annotated[int | Literal["always"], BeforeValidator(_refuse_count)] = 0  # connections
     slow_kbps: Count | None = None  # kilobit/s, each direction
     drop_link_at: Positive | None = None  # after a session began, once: the connection is cut
+    drop_link_at_byte: Count | None = (
+        None  # of what the board receives: the connection is cut, once
+    )
     reboot_at: Positive | None = None  # after a session began, once: processes end, new boot_id
     full_disk: Switch = False
     readonly_root: Switch = False
@@ -275,7 +291,9 @@ class Board(Entry):
     threads: Annotated[int | Literal["auto"], BeforeValidator(parse_threads)] = "auto"
     pin: Annotated[Literal["auto", "big", "none"] | tuple[int, ...], BeforeValidator(_pin)] = "auto"
     engine: Engine = Field(default_factory=Engine)
-    environment: dict[Annotated[str, AfterValidator(_variable)], str] = Field(default_factory=dict)
+    environment: dict[
+        Annotated[str, AfterValidator(_variable)], Annotated[str, AfterValidator(_value)]
+    ] = Field(default_factory=dict)
     folders: tuple[Annotated[str, AfterValidator(_folder)], ...] = DEFAULT_FOLDERS
     power: Power | None = None
     reboot: OneLine | None = None  # a command on the board that restarts it; None: never asked to

@@ -42,7 +42,9 @@ class Database:
         """Raises HarnessError where `target` cannot be opened or belongs to a newer harness."""
         self.url = _url(target)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        self.label = str(self.url.database) if self.is_sqlite else str(self.url)  # no password
+        # Without the password, and without options, of which one may be a password, too.
+        shown = self.url.set(query={})
+        self.label = str(self.url.database) if self.is_sqlite else str(shown)
         # Waiting for our own threads here is cheaper and fairer than SQLite's polling.
         self._writers = threading.RLock()
         self._engine = self._create_engine()

@@ -22,7 +22,12 @@ from harness.boards.virtual.options import Options
 SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 # Numeric libraries size their buffers by these; a limit set on the host is meant for boards too.
 PASSED_ON = ("OPENBLAS_", "OMP_", "LC_")
-SHELLS = {"sh": ("sh",), "fish": ("fish",), "csh": ("tcsh", "csh")}
+SHELLS = {
+    "sh": ("sh",),
+    "fish": ("fish",),
+    "csh": ("tcsh", "csh"),
+    "ash": ("ash", "busybox"),  # busybox is every program that it is called as
+}
 NO_PYTHON_HOME = "/nonexistent"
 
 NOISE = (
@@ -62,6 +67,9 @@ def furnish(home: Path, options: Options, emulation: Emulation | None = None) ->
         emulation.write_programs(own)
         if options.no_python:
             (own / "python3").unlink()
+    if options.shell == "ash":
+        (own / "ash").unlink(missing_ok=True)
+        (own / "ash").symlink_to(login_shell(options))
     if options.clock is not None:
         (own / "date").unlink(missing_ok=True)
         _write_date(own / "date", options.clock)
@@ -84,7 +92,7 @@ def environment(home: Path, options: Options, user: str, host: Mapping[str, str]
         "HOME": str(home),
         "USER": user,
         "LOGNAME": user,
-        "SHELL": login_shell(options),
+        "SHELL": str(home / "bin" / "ash") if options.shell == "ash" else login_shell(options),
         "LANG": host.get("LANG", "C.UTF-8"),
     }
     for name, value in host.items():

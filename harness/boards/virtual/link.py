@@ -1,4 +1,4 @@
-"""A slow link: a relay between the board's port and its SSH server that lets bytes through late."""
+"""A bad link: a relay between the board's port and its SSH server, late or cut at a byte."""
 
 from __future__ import annotations
 
@@ -23,16 +23,25 @@ class Throttle:
         await asyncio.sleep(max(0.0, self._free_at - now))
 
 
-class SlowLink:
+class BadLink:
     """Accepts connections and hands their other ends to `serve`.
 
-    kbps: kilobits of 1000 bits per second, for each direction of each connection.
+    kbps: kilobits of 1000 bits per second, for each direction of each connection; None: unhindered.
+    cut_at: how many bytes the board receives, over all connections, until `on_cut` is called, once.
     """
 
-    def __init__(self, kbps: float, serve: Callable[[socket.socket], Awaitable[None]]) -> None:
-        self._rate = kbps * 1000 / 8
+    def __init__(
+        self,
+        serve: Callable[[socket.socket], Awaitable[None]],
+        *,
+        kbps: float | None = None,
+        cut_at: int | None = None,
+        on_cut: Callable[[], None] = lambda: None,
+    ) -> None:
         self._serve = serve
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._rate = None if kbps is None else kbps * 1000 / 8
+        self._left = cut_at
+        self._on_cut = on_cut
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         inside, outside = socket.socketpair()
@@ -42,8 +51,8 @@ class SlowLink:
         far_reader, far_writer = await asyncio.open_connection(sock=outside)
         try:
             await asyncio.gather(
-                self._pass(reader, far_writer),
-                self._pass(far_reader, writer),
+                self._pass(reader, far_writer, to_board=True),
+                self._pass(far_reader, writer, to_board=False),
                 return_exceptions=True,
             )
         finally:
@@ -52,13 +61,25 @@ class SlowLink:
             with contextlib.suppress(Exception):  # its log has said why it ended
                 await serving
 
-    async def _pass(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        throttle = Throttle(self._rate)
+    async def _pass(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, *, to_board: bool
+    ) -> None:
+        throttle = None if self._rate is None else Throttle(self._rate)
         try:
             while data := await source.read(PIECE):
-                await throttle.wait(len(data))
+                if throttle is not None:
+                    await throttle.wait(len(data))
+                cut = to_board and self._left is not None and len(data) >= self._left
+                if cut:
+                    data = data[: self._left]
                 target.write(data)
                 await target.drain()
+                if cut:
+                    self._left = None
+                    self._on_cut()
+                    return
+                if to_board and self._left is not None:
+                    self._left -= len(data)
         finally:
             # SSH knows no half-open connection: the end of one direction is the end of both.
             target.close()

@@ -22,12 +22,13 @@ class Options:
         memory_mb: data limit of each process (see `commands.limited`), MB of 2**20 bytes.
         isa: the kinds of its cores (`processors.PROCESSORS`), little ones first; empty for this
             machine's own. Python and the programs that tell the architecture are then emulated.
-        shell: login shell: sh, fish or csh.
+        shell: login shell: sh, fish, csh or ash.
     Link
         refuse: "always": nothing listens; N: the first N connections are closed at once.
         freeze_after: seconds after the first login until nothing on the board answers any more.
         slow_kbps: each direction of each connection, kilobits (1000 bits) per second.
         drop_link_at: seconds after the first login; all connections are cut, once.
+        drop_link_at_byte: bytes that the board receives until all connections are cut, once.
         host_key_changes: each start has a new host key, `Endpoint` names the first, as devices.yaml
             would.
         reboot_at: seconds after the first login; processes die, the boot_id is another.
@@ -47,6 +48,7 @@ class Options:
     freeze_after: float | None = None
     slow_kbps: float | None = None
     drop_link_at: float | None = None
+    drop_link_at_byte: int | None = None
     host_key_changes: bool = False
     reboot_at: float | None = None
     own_boot_id: bool = False

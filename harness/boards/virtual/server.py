@@ -29,7 +29,7 @@ import asyncssh
 from harness.boards.virtual import home, namespace, processes
 from harness.boards.virtual.commands import Commands
 from harness.boards.virtual.emulation import Emulation
-from harness.boards.virtual.link import SlowLink
+from harness.boards.virtual.link import BadLink
 from harness.boards.virtual.options import Options
 from harness.boards.virtual.state import CLIENT_KEY, HOME, HOST_KEY, STATE, State
 
@@ -76,6 +76,7 @@ class Board:
         self.port = 0
         self._listener: asyncssh.SSHAcceptor | asyncio.Server | None = None
         self._tasks: set[asyncio.Future[None]] = set()
+        self._bad_link: BadLink | None = None
 
     async def run(self) -> None:
         """Starts, serves and ends. Raises OSError or LookupError when it cannot start."""
@@ -180,14 +181,20 @@ class Board:
             authorized_client_keys=self._authorized,
             login_timeout=30,
         )
-        if self.options.slow_kbps:
+        if self.options.slow_kbps or self.options.drop_link_at_byte:
 
             async def serve(end: socket.socket) -> None:
                 link = await asyncssh.run_server(end, options=server)
                 await link.wait_closed()
 
-            slow = SlowLink(self.options.slow_kbps, serve)
-            self._listener = await asyncio.start_server(slow.accept, sock=listening)
+            if self._bad_link is None:  # a board that comes back after a reboot was cut already
+                self._bad_link = BadLink(
+                    serve,
+                    kbps=self.options.slow_kbps,
+                    cut_at=self.options.drop_link_at_byte,
+                    on_cut=self._cut,
+                )
+            self._listener = await asyncio.start_server(self._bad_link.accept, sock=listening)
         else:
             self._listener = await asyncssh.listen(sock=listening, options=server)
 
@@ -220,6 +227,9 @@ class Board:
     # faults
 
     async def _drop(self) -> None:
+        self._cut()
+
+    def _cut(self) -> None:
         log.info("fault: the link drops")
         for link in list(self.links):
             link.abort()

@@ -207,7 +207,7 @@ def test_no_python_is_none_with_a_reason_for_each_one_tried(connect: Connect) ->
         assert "/usr/bin/python3: does not start" in facts.why_no_python()
 
 
-@pytest.mark.parametrize("shell", ["sh", "fish", "csh"])
+@pytest.mark.parametrize("shell", ["sh", "fish", "csh", "ash"])
 def test_login_shells_differ_and_results_do_not(connect: Connect, shell: str) -> None:
     try:
         home_module.login_shell(Options(shell=shell))
@@ -219,7 +219,7 @@ def test_login_shells_differ_and_results_do_not(connect: Connect, shell: str) ->
     assert (
         session.run("echo $SHELL", deadline=soon())
         .stdout.decode()
-        .endswith({"sh": "/sh\n", "fish": "/fish\n", "csh": "csh\n"}[shell])
+        .endswith({"sh": "/sh\n", "fish": "/fish\n", "csh": "csh\n", "ash": "/ash\n"}[shell])
     )
     assert probe(session, deadline=soon()).python is not None
 

@@ -90,6 +90,22 @@ def test_an_interpreter_without_pip_is_told_with_its_remedy() -> None:
     assert "ensurepip" in found.remedy
 
 
+def test_the_secrets_in_a_registrys_address_are_in_no_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://ann:hunter2@127.0.0.1:9/simple?token=hunter2")
+    with pytest.raises(HarnessError) as caught:
+        fetch(tmp_path / "got", "0" * 64)
+    assert "hunter2" not in str(caught.value)
+    said = "ERROR: 403 for url: https://ann:hun@ter2@host/x.whl?token=hunter2#sha256=1 (hint)\n"
+    told = str(registry._explain("demo==1.0", said))
+    assert "https://…@host/x.whl?…" in told
+    assert "hunter2" not in told
+    assert "ter2" not in told
+
+
 def test_a_download_ends_by_its_deadline(offline: Path, tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match="did not end in time"):
         download_wheel("demo==1.0", ["0" * 64], tmp_path, deadline=Deadline.after(0.0, "no time"))

@@ -178,6 +178,10 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("environment variable",),
     ),
     "boards:\n  a: {host: h, folders: [tmp]}\n": ("devices.yaml:2: folders.0: 'tmp'", ("'/'",)),
+    "boards:\n  a: {host: h, folders: ['/a:b']}\n": (
+        "devices.yaml:2: folders.0: '/a:b'",
+        ("without ':'",),
+    ),
     "boards:\n  a: {host: h, folders: []}\n": ("devices.yaml:2: an empty list of folders", ()),
     "boards:\n  a: {host: h, toolchain: {kind: gcc}}\n": (
         "devices.yaml:2: toolchain.kind: 'gcc'",
@@ -257,6 +261,13 @@ def test_a_secret_is_refused_without_being_repeated(line: str, tmp_path: Path) -
     message = refusal(f"boards:\n  a:\n    host: h\n    {line}\n", tmp_path)
     assert message.startswith("devices.yaml:4: the key ")
     assert "HARNESS_SSH_PASSWORD_" in message
+    assert "hunter2" not in message
+
+
+def test_a_password_in_an_address_is_refused_without_being_repeated(tmp_path: Path) -> None:
+    line = "environment: {MODELS: 'see https://ann:hunter2@host/models'}"
+    message = refusal(f"boards:\n  a:\n    host: h\n    {line}\n", tmp_path)
+    assert message.startswith("devices.yaml:4: environment.MODELS: a URL with a password in it")
     assert "hunter2" not in message
 
 

@@ -138,6 +138,7 @@ def test_every_fault_of_a_virtual_board_has_its_type(tmp_path: Path) -> None:
     board = board_of(
         "virtual:\n  cpus: 2\n  memory_mb: 512\n  isa: native\n  shell: fish\n"
         "  freeze_after: 2.5\n  refuse: 3\n  slow_kbps: 800\n  drop_link_at: 1\n  reboot_at: 4\n"
+        "  drop_link_at_byte: 70000\n"
         "  full_disk: yes\n  readonly_root: false\n  noexec_tmp: on\n  clock: 1970\n"
         "  noisy_shell: true\n  no_sftp: true\n  host_key_changes: True\n  no_python: no\n",
         tmp_path,
@@ -151,6 +152,7 @@ def test_every_fault_of_a_virtual_board_has_its_type(tmp_path: Path) -> None:
         refuse=3,
         slow_kbps=800,
         drop_link_at=1,
+        drop_link_at_byte=70000,
         reboot_at=4,
         full_disk=True,
         noexec_tmp=True,
