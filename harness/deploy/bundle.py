@@ -106,6 +106,8 @@ def build_bundle(
     """
     board = board or facts.machine
     python = usable_python(facts, board)
+    for name in BOARD_WHEELS:
+        check_libc(name, python, facts, board)
     parts = [_engine_part()]
     for name in BOARD_WHEELS:
         try:
@@ -148,6 +150,30 @@ def usable_python(facts: Facts, board: str) -> PythonFacts:
             remedy="use a system with glibc or musl on this board",
         )
     return facts.python
+
+
+def check_libc(name: str, python: PythonFacts, facts: Facts, board: str) -> None:
+    """Whether the board's libc is new enough for a wheel of `name`. Raises BoardError "deploy"."""
+    major, minor = python.version_pair
+    version, _ = locked_requirement(name, f"{major}.{minor}")
+    needs = locked_libc(name, version)
+    found = re.match(r"(many|musl)linux_([0-9]+)_([0-9]+)_", python.platform_tags[0])
+    if found is None or not needs:
+        return  # told by the registry
+    kind = "glibc" if found[1] == "many" else "musl"
+    own = int(found[2]), int(found[3])
+    if kind in needs and own >= needs[kind]:
+        return
+    oldest = " or ".join(f"{libc} {a}.{b}" for libc, (a, b) in needs.items())
+    raise BoardError(
+        board,
+        "deploy",
+        f"Python {python.version} there runs on {kind} {own[0]}.{own[1]} ({facts.machine}), too "
+        f"old for {name} {version}",
+        expected=f"{oldest}, or newer",
+        remedy="update the board's system; an older Python gets an older numpy, so another one "
+        "there may do (`python:` in devices.yaml)",
+    )
 
 
 # --- the engine's sources ------------------------------------------------------------------------
@@ -260,6 +286,15 @@ def locked_requirement(name: str, python: str, lock: Path = LOCK_FILE) -> tuple[
         where=str(lock),
         remedy=f"add a version of {name} that has wheels for it",
     )
+
+
+def locked_libc(name: str, version: str, lock: Path = LOCK_FILE) -> dict[str, tuple[int, int]]:
+    """The oldest libc of each kind that the wheels of a version run on, as the lock file says:
+    {"glibc": (2, 27), "musl": (1, 2)}; {} where it does not say."""
+    exact = rf"^#: {re.escape(name)}=={re.escape(version)} needs (.+)$"
+    line = re.search(exact, lock.read_text(), re.M)
+    told = re.findall(r"(glibc|musl) (\d+)\.(\d+)", line[1]) if line else []
+    return {kind: (int(major), int(minor)) for kind, major, minor in told}
 
 
 def _wheel_part(name: str, python: PythonFacts, check: Callable[[], None] | None) -> Part:

@@ -17,6 +17,7 @@ from harness.deploy import bundle
 from harness.deploy.bundle import (
     build_bundle,
     engine_files,
+    locked_libc,
     locked_requirement,
     pack_wheel,
     plain_tar,
@@ -75,6 +76,7 @@ def test_every_python_from_3_9_on_has_its_wheels_locked() -> None:
             version, hashes = locked_requirement(name, python)
             assert version[0].isdigit()
             assert len(hashes) > 10
+            assert set(locked_libc(name, version)) == {"glibc", "musl"}
     assert locked_requirement("numpy", "3.9")[0] == "2.0.2"  # the last that supports it
 
 
@@ -194,6 +196,41 @@ def test_no_wheel_for_the_boards_python_is_an_error_with_a_remedy(
         build_bundle(facts, "rk-01")
     assert (caught.value.kind, caught.value.board) == ("deploy", "rk-01")
     assert "newer Python" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("python", "tag", "words"),
+    [
+        ("3.11.2", "manylinux_2_17_aarch64", ("glibc 2.17", "numpy 2.4.6", "glibc 2.27")),
+        ("3.9.2", "manylinux_2_5_x86_64", ("glibc 2.5", "numpy 2.0.2", "glibc 2.17")),
+        ("3.12.1", "musllinux_1_1_aarch64", ("musl 1.1", "numpy 2.4.6", "musl 1.2")),
+    ],
+)
+def test_a_board_with_too_old_a_libc_is_refused_before_anything_is_fetched(
+    cache: Path,
+    facts: Facts,
+    registry: Registry,
+    python: str,
+    tag: str,
+    words: tuple[str, ...],
+) -> None:
+    assert facts.python is not None
+    old = facts.python.model_copy(update={"version": python, "platform_tags": (tag,)})
+    with pytest.raises(BoardError) as caught:
+        build_bundle(facts.model_copy(update={"python": old}), "rk-01")
+    assert (caught.value.kind, caught.value.board) == ("deploy", "rk-01")
+    assert all(word in str(caught.value) for word in words)
+    assert caught.value.remedy
+    assert registry.asked == []
+
+
+@pytest.mark.parametrize("tag", ["manylinux_2_27_aarch64", "musllinux_1_2_x86_64"])
+def test_a_libc_just_new_enough_is_taken(
+    cache: Path, facts: Facts, registry: Registry, tag: str
+) -> None:
+    assert facts.python is not None
+    python = facts.python.model_copy(update={"platform_tags": (tag,)})
+    assert len(build_bundle(facts.model_copy(update={"python": python})).parts) == 3
 
 
 @pytest.mark.parametrize(
