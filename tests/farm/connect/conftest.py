@@ -1,277 +1,154 @@
-"""A real OpenSSH server, or dropbear, on a loopback port: own keys, own configuration, by pid."""
+"""A network between the tests and a board that loses and delays packets, for real.
+
+Two network namespaces, each with a TUN device; between them a relay of packets that drops some and
+holds each back for a while, as `tc netem` does where a kernel has it. TCP, its timeouts and
+retransmissions are the kernel's own. Nothing of the machine's network is touched: a namespace
+belongs to a thread, and what the thread starts, and ends with them.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import ctypes
+import fcntl
+import heapq
 import os
-import shutil
-import signal
-import socket
+import queue
+import random
+import select
+import struct
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import paramiko
 import pytest
 
-from harness.connect import BoardSession, Watch, open_session
-from harness.connect.hostkey import fingerprint
-from harness.deadline import Deadline
-from harness.inventory import Board
+CLONE_NEWNET = 0x40000000
+TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000  # linux/if_tun.h
+HERE, BOARD = "192.0.2.1", "192.0.2.2"  # RFC 5737: addresses for documentation, nobody's
+QUEUE_PACKETS = 500  # more than that on the way are dropped, as by a router
 
-SSHD = "/usr/sbin/sshd"
-DROPBEAR = "/usr/sbin/dropbear"
-
-# Before version 2024.84 dropbear looks for keys in the home folder of the user database only.
-HOME_SHIM = """
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <pwd.h>
-#include <stdlib.h>
-struct passwd *getpwnam(const char *name) {
-  struct passwd *(*real)(const char *) = dlsym(RTLD_NEXT, "getpwnam");
-  struct passwd *entry = real(name);
-  if (entry && getenv("SHIM_HOME")) entry->pw_dir = getenv("SHIM_HOME");
-  return entry;
-}
-"""
+T = TypeVar("T")
 
 
-@dataclasses.dataclass
-class Server:
-    """A running server and the board that reaches it."""
+class Place:
+    """A thread with a network of its own. `do` runs something in it."""
 
-    board: Board
-    process: subprocess.Popen[bytes]
-    folder: Path
+    def __init__(self, address: str) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+        self.device = self.do(lambda: self._furnish(address))
 
-    @property
-    def pids(self) -> list[int]:
-        """The server and its descendants."""
-        found = [self.process.pid]
-        for pid in found:
-            with contextlib.suppress(OSError):
-                children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-                found.extend(int(child) for child in children.split())
-        return found
+    def do(self, job: Callable[[], T], seconds: float = 120.0) -> T:
+        results: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
 
-    def signal(self, number: int) -> None:
-        """To the server and to the processes of its connections."""
-        for pid in self.pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+        def run() -> None:
+            try:
+                results.put((True, job()))
+            except BaseException as error:
+                results.put((False, error))
 
+        self._jobs.put(run)
+        good, value = results.get(timeout=seconds)
+        if not good:
+            raise value
+        return value
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    def close(self) -> None:
+        self._jobs.put(None)
+        self._thread.join(10)
+        os.close(self.device)
 
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
 
-def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    deadline = Deadline.after(seconds)
-    while not condition():
-        if deadline.expired:
-            raise AssertionError(f"after {seconds} s still not: {what}")
-        time.sleep(0.02)
-
-
-def answers(port: int) -> bool:
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1) as probe:
-            return probe.recv(4) == b"SSH-"
-    except OSError:
-        return False
-
-
-def make_key(path: Path, kind: str = "ed25519") -> str:
-    """A key pair; its fingerprint."""
-    subprocess.run(
-        ["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", "test", "-f", str(path)], check=True
-    )
-    return fingerprint(paramiko.PKey.from_path(str(path)))
+    def _furnish(self, address: str) -> int:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(CLONE_NEWNET) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"unshare: {os.strerror(number)}")
+        device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH", b"wire", IFF_TUN | IFF_NO_PI))
+        for words in (
+            ("link", "set", "lo", "up"),
+            ("address", "add", f"{address}/24", "dev", "wire"),
+            ("link", "set", "wire", "mtu", "1400", "up"),
+        ):
+            subprocess.run(["ip", *words], check=True)
+        return device
 
 
-class Servers:
-    """Starts servers and ends them, with everything below them."""
+class Network:
+    """`here` is where the tests' end of connections must be opened, `there` where servers start.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.running: list[Server] = []
+    `loss` is the share of packets that vanish, `delay_s` how long each takes one way; both may be
+    changed at any time. `dead`: nothing gets through, and nobody is told.
+    """
 
-    def sshd(
-        self,
-        *lines: str,
-        sftp: str | None = "internal-sftp",
-        force: str = "",
-        environment: str = "",
-        host_key: Path | None = None,
-        authorized_keys: Path | None = None,
-        port: int = 0,
-        kinds: tuple[str, ...] = ("ed25519",),
-        **board: Any,
-    ) -> Server:
-        """`force` is a script that runs each command; the client's is in SSH_ORIGINAL_COMMAND."""
-        if not Path(SSHD).exists():
-            pytest.skip(f"needs an OpenSSH server, {SSHD} is not there")
-        if os.geteuid() == 0:
-            Path("/run/sshd").mkdir(exist_ok=True, mode=0o755)  # its privilege separation
-        folder = self.folder / f"sshd-{len(self.running)}"
-        folder.mkdir()
-        keys = [folder / f"host_{kind}" for kind in kinds]
-        pins = [make_key(key, kind) for key, kind in zip(keys, kinds, strict=True)]
-        if host_key is not None:
-            keys, pins = [host_key], [fingerprint(paramiko.PKey.from_path(str(host_key)))]
-        self.client_key(folder)
-        port = port or free_port()
-        config = [
-            f"Port {port}",
-            "ListenAddress 127.0.0.1",
-            *(f"HostKey {key}" for key in keys),
-            f"AuthorizedKeysFile {authorized_keys or folder / 'authorized_keys'}",
-            f"PidFile {folder}/pid",
-            "StrictModes no",
-            "UsePAM no",
-            "PasswordAuthentication no",
-            "KbdInteractiveAuthentication no",
-            "PrintMotd no",
-            "LogLevel ERROR",
-            *([f"Subsystem sftp {sftp}"] if sftp else []),
-            *([f"SetEnv {environment}"] if environment else []),
-            *lines,
-        ]
-        if force:
-            script = folder / "force"
-            script.write_text(force)
-            script.chmod(0o755)
-            config.append(f"ForceCommand {script}")
-        (folder / "config").write_text("\n".join(config) + "\n")
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [SSHD, "-D", "-e", "-f", str(folder / "config")],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        return self.started(process, folder, port, {"host_key": pins[0], **board})
+    def __init__(self, loss: float, delay_s: float) -> None:
+        self.loss, self.delay_s, self.dead = loss, delay_s, False
+        self.passed = self.lost = 0
+        self.here, self.there = Place(HERE), Place(BOARD)
+        self._random = random.Random(1)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._carry, daemon=True)
+        self._thread.start()
 
-    def dropbear(self) -> Server:
-        if not Path(DROPBEAR).exists() or not shutil.which("dropbearkey"):
-            pytest.skip(f"needs dropbear, {DROPBEAR} is not there")
-        folder = self.folder / f"dropbear-{len(self.running)}"
-        folder.mkdir()
-        self.client_key(folder)
-        key = folder / "host"
-        subprocess.run(
-            ["dropbearkey", "-t", "ed25519", "-f", str(key)], check=True, capture_output=True
-        )
-        public = subprocess.run(
-            ["dropbearkey", "-y", "-f", str(key)], check=True, capture_output=True, text=True
-        ).stdout
-        line = next(line for line in public.splitlines() if line.startswith("ssh-ed25519"))
-        (folder / "host.pub").write_text(line + "\n")
-        printed = subprocess.run(
-            ["ssh-keygen", "-lf", str(folder / "host.pub")],
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-        port = free_port()
-        options, environment = self.dropbear_home(folder)
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [
-                    *(DROPBEAR, "-F", "-E", "-s", "-r", str(key), "-p", f"127.0.0.1:{port}"),
-                    *("-P", str(folder / "pid"), *options),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )
-        return self.started(process, folder, port, {"host_key": printed.split()[1]})
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(10)
+        self.here.close()
+        self.there.close()
 
-    def dropbear_home(self, folder: Path) -> tuple[list[str], dict[str, str]]:
-        """Options and environment that make dropbear read our keys, not the user's."""
-        usage = subprocess.run([DROPBEAR, "-h"], capture_output=True, text=True)
-        if "-D" in usage.stderr + usage.stdout:
-            return ["-D", str(folder)], dict(os.environ)
-        compiler = shutil.which("cc") or shutil.which("gcc")
-        if compiler is None:
-            pytest.skip("needs a dropbear with the option -D, or a C compiler for a substitute")
-        (folder / "home.c").write_text(HOME_SHIM)
-        library = folder / "home.so"
-        subprocess.run(
-            [compiler, "-shared", "-fPIC", "-o", str(library), str(folder / "home.c"), "-ldl"],
-            check=True,
-        )
-        (folder / ".ssh").mkdir(mode=0o700)
-        shutil.copy(folder / "authorized_keys", folder / ".ssh" / "authorized_keys")
-        preload = {"LD_PRELOAD": str(library), "SHIM_HOME": str(folder)}
-        return [], {**os.environ, **preload}
-
-    def client_key(self, folder: Path) -> None:
-        make_key(folder / "id")
-        shutil.copy(folder / "id.pub", folder / "authorized_keys")
-        (folder / "authorized_keys").chmod(0o600)
-        folder.chmod(0o700)
-
-    def started(
-        self, process: subprocess.Popen[bytes], folder: Path, port: int, board: dict[str, Any]
-    ) -> Server:
-        user = subprocess.run(["id", "-un"], check=True, capture_output=True, text=True)
-        values = {"user": user.stdout.strip(), "key_file": folder / "id", **board}
-        server = Server(
-            Board(name="real-1", host="127.0.0.1", port=port, **values), process, folder
-        )
-        self.running.append(server)
-        wait_until(
-            lambda: answers(port) or process.poll() is not None, 15, f"a server on port {port}"
-        )
-        if process.poll() is not None:
-            raise AssertionError((folder / "log").read_text())
-        return server
-
-    def stop(self, server: Server) -> None:
-        for pid in reversed(server.pids):
-            for number in (signal.SIGCONT, signal.SIGKILL):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
-        server.process.wait(10)
-
-    def stop_all(self) -> None:
-        for server in self.running:
-            self.stop(server)
+    def _carry(self) -> None:
+        ends = (self.here.device, self.there.device)
+        other = {ends[0]: ends[1], ends[1]: ends[0]}
+        poller = select.poll()
+        for end in ends:
+            poller.register(end, select.POLLIN)
+        waiting: list[tuple[float, int, int, bytes]] = []  # (due, order, device, packet)
+        count = 0
+        while not self._stop.is_set():
+            pause = waiting[0][0] - time.monotonic() if waiting else 0.05
+            for end, _ in poller.poll(max(0.0, min(pause, 0.05)) * 1000 + 0.5):
+                with contextlib.suppress(BlockingIOError):
+                    packet = os.read(end, 2048)
+                    count += 1
+                    full = len(waiting) >= QUEUE_PACKETS
+                    if self.dead or full or self._random.random() < self.loss:
+                        self.lost += 1
+                        continue
+                    due = time.monotonic() + self.delay_s
+                    heapq.heappush(waiting, (due, count, other[end], packet))
+            while waiting and waiting[0][0] <= time.monotonic():
+                _, _, end, packet = heapq.heappop(waiting)
+                if self.dead:
+                    self.lost += 1
+                    continue
+                with contextlib.suppress(OSError):  # a device whose queue is full drops it
+                    os.write(end, packet)
+                    self.passed += 1
 
 
 @pytest.fixture
-def servers(tmp_path: Path) -> Iterator[Servers]:
-    made = Servers(tmp_path)
-    yield made
-    made.stop_all()
+def network() -> Iterator[Callable[..., Network]]:
+    """Makes networks: `network(loss=0.02, delay_s=0.02)`."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("needs root, for network namespaces")
+    made: list[Network] = []
 
+    def make(loss: float = 0.0, delay_s: float = 0.0) -> Network:
+        try:
+            made.append(Network(loss, delay_s))
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"needs network namespaces, TUN devices and the program ip: {error}")
+        return made[-1]
 
-@pytest.fixture
-def connect() -> Iterator[Callable[..., BoardSession]]:
-    """Opens sessions that are closed after the test."""
-    opened: list[BoardSession] = []
-
-    def open_one(board: Board, seconds: float = 30, watch: Watch | None = None) -> BoardSession:
-        session = open_session(board, deadline=Deadline.after(seconds), watch=watch)
-        opened.append(session)
-        return session
-
-    yield open_one
-    for session in opened:
-        session.close()
-
-
-@pytest.fixture(scope="module")
-def module_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    made = Servers(tmp_path_factory.mktemp("servers"))
-    yield made
-    made.stop_all()
+    yield make
+    for item in made:
+        item.close()

@@ -51,18 +51,22 @@ class Target:
 
 @pytest.fixture
 def target(request: pytest.FixtureRequest) -> Iterator[Callable[..., Target]]:
-    """Make a virtual board: `target(full_disk=True, folders=("/tmp/x",))`."""
+    """Make a virtual board: `target(full_disk=True, folders=("/tmp/x",))`; or take a real one."""
     made: list[Target] = []
 
-    def make(folders: tuple[str, ...] = ("~/work",), **faults: Any) -> Target:
-        name = f"deploy-{uuid.uuid4().hex[:8]}"
-        made.append(Target(Board(name=name, virtual=faults, folders=folders)))
+    def make(
+        folders: tuple[str, ...] = ("~/work",), board: Board | None = None, **faults: Any
+    ) -> Target:
+        if board is None:
+            board = Board(name=f"deploy-{uuid.uuid4().hex[:8]}", virtual=faults)
+        made.append(Target(board.model_copy(update={"folders": folders})))
         return made[-1]
 
     yield make
     for item in made:
         item.session.close()
-        virtual.stop(item.board)
+        if item.board.virtual is not None:
+            virtual.stop(item.board)
 
 
 @pytest.fixture

@@ -163,13 +163,13 @@ class Bench(Watching):
         return self.current
 
     def start(self, steps: Sequence[Mapping[str, Any]], **fields: Any) -> RemoteRun:
-        inputs = fields.pop("inputs", None)
+        inputs, environment = fields.pop("inputs", None), fields.pop("environment", {})
         return lifecycle.start(
             self.session(),
             self.deployment,
             make_spec(steps, **fields),
             inputs,
-            environment={},
+            environment=environment,
             deadline=Deadline.after(60),
         )
 
@@ -189,9 +189,9 @@ def bench(engine_copy: Path, tmp_path: Path) -> Iterator[Callable[..., Bench]]:
     """Make a virtual board with the given faults: `bench(drop_link_at=2)`."""
     made: list[Bench] = []
 
-    def make(**faults: Any) -> Bench:
+    def make(folder: str = "work", **faults: Any) -> Bench:
         board = Board(name=f"run-{uuid.uuid4().hex[:8]}", virtual=faults)
-        made.append(Bench(board, engine_copy, tmp_path / f"work{len(made)}"))
+        made.append(Bench(board, engine_copy, tmp_path / f"{folder}{len(made)}"))
         return made[-1]
 
     yield make

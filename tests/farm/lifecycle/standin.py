@@ -80,6 +80,10 @@ def one(step: Mapping[str, Any], spool: Path, emit: Emit) -> int | None:
             [sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True
         )
         emit("data", {"name": "child", "value": child.pid})
+    elif do == "wall":  # the wall clock, and a variable of the environment
+        emit("data", {"name": "wall", "value": time.time()})
+    elif do == "variable":
+        emit("data", {"name": step["name"], "value": os.environ.get(step["name"])})
     elif do == "array":
         import numpy as np
 
