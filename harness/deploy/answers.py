@@ -18,16 +18,23 @@ class _Answer(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
+class Trial(_Answer):
+    status: Annotated[int, Field(ge=0, lt=1 << 16)]
+    said: _Text
+
+
 class Surveyed(_Answer):
     root: _Text | None
     have: Annotated[list[_Text], Field(max_length=1000)]
     refused: Annotated[list[tuple[_Text, _Text]], Field(max_length=1000)]
     short: Annotated[list[tuple[_Text, _Size, _Size]], Field(max_length=1000)]
+    trial: Trial | None = None
 
 
 class Installed(_Answer):
     error: _Text | None = None
     pruned: Annotated[list[_Text], Field(max_length=10_000)] = []
+    trial: Trial | None = None
 
 
 class Discarded(_Answer):

@@ -39,7 +39,8 @@ def survey(request: dict[str, Any]) -> dict[str, Any]:
 
     needed: [{"hash", "kind": "parts"|"blobs", "bytes": most that it takes while it is installed}].
     Answers {"root": path or None, "have": [hash], "refused": [[path, reason]], "short": [[path,
-    free, needed]]}. Items that nothing needs are removed where space is short.
+    free, needed]]}, and where nothing is missing "trial": `try_out` of the request's. Items that
+    nothing needs are removed where space is short.
     """
     answer: dict[str, Any] = {"root": None, "have": [], "refused": [], "short": []}
     for candidate in request["candidates"]:
@@ -65,8 +66,36 @@ def survey(request: dict[str, Any]) -> dict[str, Any]:
             continue
         mark_used(root, have)
         answer.update(root=str(root), have=have)
+        if not missing:
+            answer["trial"] = try_out(request["trial"], root)
         return answer
     return answer
+
+
+def try_out(trial: dict[str, Any], root: Path) -> dict[str, Any]:
+    """Start what proves that the deployment works: {"status": as a shell's, "said": its last line}.
+
+    trial: argv, environment: {name: value}, root: the text in these values that stands for the work
+    folder. In the request that finds or installs the parts, since each round trip to 200 boards
+    counts; in a process of its own, since a bad library may end the process that loads it.
+    """
+    import subprocess  # for this request alone: it takes longer to import than all others here
+
+    values = {k: v.replace(trial["root"], str(root)) for k, v in trial["environment"].items()}
+    try:
+        ended = subprocess.run(
+            trial["argv"],
+            cwd=root,  # Python imports first from there: not from the user's home
+            env={**os.environ, **values},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+    except OSError as error:
+        return {"status": 127, "said": error.strerror or str(error)}
+    lines = ended.stderr.decode(errors="replace").strip().splitlines()
+    code = ended.returncode
+    return {"status": code if code >= 0 else 128 - code, "said": lines[-1][-500:] if lines else ""}
 
 
 def _furnish(root: Path) -> None:
@@ -127,8 +156,9 @@ def free_bytes(path: Path) -> int:
 def install(request: dict[str, Any]) -> dict[str, Any]:
     """Unpack the parts that arrived, note the deployment, remove what is old.
 
-    request: root, parts: [hash] in incoming, current: {...} to note, keep: [hash], budget: bytes.
-    Answers {"error": text} when a part cannot be unpacked, which then leaves nothing behind.
+    request: root, parts: [hash] in incoming, current: {...} to note, keep: [hash], budget: bytes,
+    trial: see `try_out`. Answers {"pruned": [hash], "trial": …}, or {"error": text} when a part
+    cannot be unpacked, which then leaves nothing behind.
     """
     root = Path(request["root"])
     unpacked = {digest: root / "incoming" / f".{digest}.unpacked" for digest in request["parts"]}
@@ -158,7 +188,8 @@ def install(request: dict[str, Any]) -> dict[str, Any]:
     clear_incoming(root)
     if unpacked:
         os.sync()
-    return {"pruned": prune(root, set(request["keep"]), request["budget"])}
+    pruned = prune(root, set(request["keep"]), request["budget"])
+    return {"pruned": pruned, "trial": try_out(request["trial"], root)}
 
 
 def unpack(archive: Path, target: Path) -> None:

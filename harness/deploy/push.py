@@ -27,6 +27,7 @@ PYTHON_FLAGS = ("-S", "-s")  # nothing that is installed on the board is importe
 # What an import proves: the libraries load on this libc and this core.
 SMOKE = "import engine, numpy, psutil; numpy.ones((4, 4), 'f4') @ numpy.ones((4, 4), 'f4')"
 SMOKE_NATIVE = "; from engine.native.library import load; load()"
+ROOT_MARK = "@work-folder@"  # in the trial's environment: only the board knows its work folder
 _ON_BOARD = Path(__file__).with_name("on_board.py")
 
 
@@ -68,7 +69,7 @@ def deploy(
     deadline: Deadline,
     on_progress: Progress | None = None,
 ) -> Deployment:
-    """Put `bundle` and `files` on the board; a second call sends nothing.
+    """Put `bundle` and `files` on the board; a second call sends nothing and is one round trip.
 
     Raises BoardError: "no-python"; "no-folder" and "no-space" with the reason for each candidate;
     "deploy" when the board cannot unpack or load what it was sent; and what the connection raises.
@@ -79,15 +80,13 @@ def deploy(
     python = (usable_python(facts, session.board.name).path, *PYTHON_FLAGS)
     items = _items(bundle, files)
     parts = [item for item in items if item.kind == "parts"]
-    first = _place(session, python, facts, bundle, items, deadline, on_progress)
-    trouble = _why_not_loading(session, first, bundle, deadline)
+    first, trouble = _place(session, python, facts, bundle, items, deadline, on_progress)
     if trouble is None:
         return first
     _give_up(session, first, parts, trouble)
     if all(item.name in first.sent_parts for item in parts):
         raise trouble
-    second = _place(session, python, facts, bundle, items, deadline, on_progress)
-    trouble = _why_not_loading(session, second, bundle, deadline)
+    second, trouble = _place(session, python, facts, bundle, items, deadline, on_progress)
     if trouble is not None:
         _give_up(session, second, parts, trouble)
         raise trouble
@@ -106,9 +105,10 @@ def _place(
     items: Sequence[_Item],
     deadline: Deadline,
     on_progress: Progress | None,
-) -> Deployment:
-    """Send what is missing, unpack it and note the deployment."""
-    survey = _choose_folder(session, python, facts, items, deadline)
+) -> tuple[Deployment, BoardError | None]:
+    """Send what is missing, unpack it and note the deployment; and why it does not load, if so."""
+    trial = _trial(bundle, python)
+    survey = _choose_folder(session, python, facts, items, trial, deadline)
     root, have = str(survey["root"]), set(survey["have"])
     missing = [item for item in items if item.sha256 not in have]
     deployment = Deployment(
@@ -120,15 +120,16 @@ def _place(
         sent_parts=tuple(item.name for item in missing),
         kept_parts=tuple(item.name for item in items if item.sha256 in have),
     )
+    answer = survey
     try:
         for item in missing:
             _send(session, item, root, deadline, on_progress)
         if missing:
-            _install(session, deployment, bundle, items, missing, deadline)
+            answer = _install(session, deployment, bundle, items, missing, trial, deadline)
     except BaseException as error:
         _give_up(session, deployment, missing, error)
         raise
-    return deployment
+    return deployment, _why_not_loading(session, answer, trial)
 
 
 def ask_board(
@@ -188,9 +189,11 @@ def _choose_folder(
     python: Sequence[str],
     facts: Facts,
     items: Sequence[_Item],
+    trial: Mapping[str, Any],
     deadline: Deadline,
 ) -> dict[str, Any]:
-    """Ask the board, in one round trip, which folder can be used and what it already holds."""
+    """Ask the board, in one round trip, which folder can be used and what it already holds; and
+    whether the engine loads, if it holds all."""
     board = session.board.name
     usable = [folder.path for folder in facts.usable_folders if ":" not in folder.path]
     refused = [f"{f.path}: {f.reason}" for f in facts.folders if not f.usable]
@@ -202,7 +205,7 @@ def _choose_folder(
     needed = [{"hash": item.sha256, "kind": item.kind, "bytes": item.space} for item in items]
     survey: dict[str, Any] = {"root": None, "refused": [], "short": []}
     if usable:
-        request = {"do": "survey", "candidates": usable, "needed": needed}
+        request = {"do": "survey", "candidates": usable, "needed": needed, "trial": trial}
         survey = ask_board(session, python, request, deadline)
     if survey["root"] is not None:
         return survey
@@ -250,9 +253,10 @@ def _install(
     bundle: Bundle,
     items: Sequence[_Item],
     missing: Sequence[_Item],
+    trial: Mapping[str, Any],
     deadline: Deadline,
-) -> None:
-    """Unpack what arrived, note the deployment."""
+) -> dict[str, Any]:
+    """Unpack what arrived, note the deployment, try it out; the board's answer."""
     parts = [item.sha256 for item in missing if item.kind == "parts"]
     request = {
         "do": "install",
@@ -261,6 +265,7 @@ def _install(
         "keep": [item.sha256 for item in items],
         "current": {"bundle": bundle.hash, "items": {item.sha256: item.name for item in items}},
         "budget": KEPT_BYTES,
+        "trial": trial,
     }
     answer = ask_board(session, deployment.python, request, deadline)
     if "error" in answer:
@@ -270,33 +275,44 @@ def _install(
             f"unpacking failed: {answer['error']}",
             remedy="run the command again; if it fails again, check the board's disk",
         )
+    return answer
+
+
+def _trial(bundle: Bundle, python: Sequence[str]) -> dict[str, Any]:
+    """What on_board.py starts to prove that the engine's libraries load. Every deployment asks: it
+    takes Python and numpy to start, and a disk that lost data is found before a run fails by it."""
+    smoke = SMOKE + (SMOKE_NATIVE if bundle.native is not None else "")
+    return {
+        "argv": [*python, "-c", smoke],
+        "environment": bundle.environment(ROOT_MARK),
+        "root": ROOT_MARK,
+    }
 
 
 def _why_not_loading(
-    session: BoardSession, deployment: Deployment, bundle: Bundle, deadline: Deadline
+    session: BoardSession, answer: Mapping[str, Any], trial: Mapping[str, Any]
 ) -> BoardError | None:
-    """None when the engine's libraries load on the board. Every deployment asks: it takes Python
-    and numpy to start, and a disk that lost data is found before a run fails by it."""
-    smoke = SMOKE + (SMOKE_NATIVE if bundle.native is not None else "")
-    command = ["env", *_assignments(deployment.environment), *deployment.python, "-c", smoke]
-    # Python imports first from the folder it is started in: not from the user's home.
-    script = f"cd {shlex.quote(deployment.root)} && exec {shlex.join(command)}"
-    result = session.run(script, deadline=deadline, limit_bytes=BYTES_LIMIT)
-    if result.status == 0:
+    """None when the trial in the board's answer went well."""
+    try:
+        status, said = int(answer["trial"]["status"]), str(answer["trial"]["said"])
+    except (KeyError, TypeError, ValueError) as error:
+        return BoardError(
+            session.board.name,
+            "deploy",
+            f"its answer does not say whether the engine loads: {type(error).__name__}: {error}",
+            expected="a status and a line of text",
+            remedy="the disk and the Python there are suspect",
+        )
+    if status == 0:
         return None
-    last = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
     return BoardError(
         session.board.name,
         "deploy",
-        f"the engine's libraries do not load (status {result.status}): {' '.join(last)}",
-        expected=f"`{shlex.join(command[-2:])}` to work",
+        f"the engine's libraries do not load (status {status}): {said}",
+        expected=f"`{shlex.join(trial['argv'][-2:])}` to work",
         remedy="the wheels fit this board's Python and libc by name; its core may lack an "
         "instruction, or its disk may be damaged",
     )
-
-
-def _assignments(environment: Mapping[str, str]) -> list[str]:
-    return [f"{name}={value}" for name, value in environment.items()]
 
 
 def _give_up(

@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import asyncssh
 
@@ -44,8 +45,11 @@ def limited(argv: Sequence[str], options: Options) -> list[str]:
 class Commands:
     """Starts what channels ask for. One per board."""
 
-    def __init__(self, options: Options, environment: Mapping[str, str]) -> None:
-        self.options = options
+    def __init__(
+        self, options: Options, environment: Mapping[str, str], *, folder: Path | None = None
+    ) -> None:
+        """`folder` is where commands begin; None: where this process stands."""
+        self.options, self.folder = options, folder
         self.environment = dict(environment)
         self.shell = self.environment["SHELL"]
         self.children: set[int] = set()  # pids that asyncio waits for itself
@@ -82,6 +86,7 @@ class Commands:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env={**self.environment, **asked},
+                cwd=self.folder,
                 start_new_session=True,
             )
             self.children.add(process.pid)

@@ -19,6 +19,7 @@ from harness.deploy import on_board
 
 SCRIPT = Path(on_board.__file__)
 ONE, TWO, THREE = "1" * 64, "2" * 64, "3" * 64
+TRIAL = {"argv": ["true"], "environment": {}, "root": "@"}
 
 
 def ask(request: dict[str, Any]) -> dict[str, Any]:
@@ -34,7 +35,8 @@ def needed(digest: str, kind: str = "blobs", size: int = 10) -> dict[str, Any]:
 
 
 def survey(*folders: Path, items: list[dict[str, Any]]) -> dict[str, Any]:
-    return ask({"do": "survey", "candidates": [str(path) for path in folders], "needed": items})
+    candidates = [str(path) for path in folders]
+    return ask({"do": "survey", "candidates": candidates, "needed": items, "trial": TRIAL})
 
 
 def archive(path: Path, *members: tarfile.TarInfo | tuple[str, bytes]) -> None:
@@ -50,7 +52,9 @@ def archive(path: Path, *members: tarfile.TarInfo | tuple[str, bytes]) -> None:
 
 def install(root: Path, *parts: str, keep: tuple[str, ...] = (), budget: int = 1 << 40) -> Any:
     request = {"do": "install", "root": str(root), "parts": list(parts), "keep": list(keep)}
-    return ask({**request, "current": {"bundle": "b"}, "budget": budget})
+    answer = ask({**request, "current": {"bundle": "b"}, "budget": budget, "trial": TRIAL})
+    assert answer.pop("trial", None) in (None, {"status": 0, "said": ""})
+    return answer
 
 
 def test_the_script_is_python_3_9() -> None:
@@ -69,6 +73,33 @@ def test_the_first_folder_that_works_is_taken_and_asked_what_it_has(tmp_path: Pa
     assert answer["root"] == str(good)
     assert answer["have"] == [ONE, TWO]
     assert answer["refused"] == [[str(file / "below"), "Not a directory"]]
+
+
+def trial(root: Path, script: str, **environment: str) -> dict[str, Any]:
+    argv = ["sh", "-c", script]
+    return on_board.try_out({"argv": argv, "environment": environment, "root": "@root@"}, root)
+
+
+def test_a_trial_runs_in_the_work_folder_and_its_environment_names_it(tmp_path: Path) -> None:
+    script = 'echo said >&2; echo "$PARTS $(pwd) $HOME" >&2; exit 3'
+    answer = trial(tmp_path, script, PARTS="@root@/a:@root@/b")
+    said = f"{tmp_path}/a:{tmp_path}/b {tmp_path} {os.environ['HOME']}"
+    assert answer == {"status": 3, "said": said}
+
+
+def test_a_trial_that_a_signal_ends_has_the_status_that_a_shell_would_give(tmp_path: Path) -> None:
+    assert trial(tmp_path, "kill -ILL $$") == {"status": 132, "said": ""}
+    absent = {"argv": ["/no/such"], "environment": {}, "root": "@"}
+    assert on_board.try_out(absent, tmp_path) == {
+        "status": 127,
+        "said": "No such file or directory",
+    }
+
+
+def test_only_a_board_that_has_everything_is_tried_out_at_once(tmp_path: Path) -> None:
+    assert "trial" not in survey(tmp_path, items=[needed(ONE, size=10)])
+    (tmp_path / "blobs" / ONE).write_bytes(b"x" * 10)
+    assert survey(tmp_path, items=[needed(ONE, size=10)])["trial"] == {"status": 0, "said": ""}
 
 
 def test_a_folder_too_small_is_told_with_its_numbers_and_left_as_it_was(tmp_path: Path) -> None:
@@ -151,7 +182,7 @@ def test_content_is_on_the_disk_before_its_name_is(
         os, "sync", lambda: seen.append([path.name for path in (tmp_path / "parts").iterdir()])
     )
     request = {"root": str(tmp_path), "parts": [ONE], "keep": [ONE], "current": {}}
-    on_board.install({**request, "budget": 1 << 40})
+    on_board.install({**request, "budget": 1 << 40, "trial": TRIAL})
     assert seen == [[], [ONE]]
 
 
