@@ -14,6 +14,7 @@ from harness.boards.care import Care
 from harness.boards.leases import Leases, lease_guard
 from harness.deadline import Deadline
 from harness.errors import HarnessError
+from harness.farm.descriptors import make_room
 from harness.farm.progress import Reporter
 from harness.farm.results import INTERRUPTED, CampaignResult, StageResult, stopped_verdict
 from harness.farm.resume import mark_stopped
@@ -81,6 +82,7 @@ class Campaign:
         """
         chosen = list(self.boards if names is None else names)
         random.shuffle(chosen)
+        make_room(len(chosen))
         with self._lock:
             for name in chosen:
                 if name not in self._threads:
