@@ -13,20 +13,23 @@ folder is named. Collecting never connects to anything.
 
 A stage that fails is a failure. Trouble with a board (no link, no space, no Python) is an error of
 the test's set-up, never a failure. Later stages of the same board are skipped, "blocked by …".
+A board that was lost is tried again (--device-retries), and every try is told; a failure never is.
 
 A test may end its whole process: by os._exit, or since native code broke. With pytest-xdist it
 runs in a worker, is named as failed, and its board is free for the next:
 
+    pytest -m device -n auto                            # a worker for each board, side by side
     pytest -m device -n 1                               # one worker; a new one after a crash
     pytest -m device -n 1 --max-worker-restart=0        # end the session at the first crash
-    pytest -m device -n 2 --dist=loadgroup              # boards side by side, each in one worker
 
-Fixtures for one's own tests (mark them `device`): `board`, the board of devices.yaml, once for each
-that was selected; `deployed`, the same board leased, connected, with engine and model on it.
+Fixtures for one's own tests (mark them `device`; docs/device-tests.md): `board`, the board of
+devices.yaml, once for each that was selected; `deployed`, the same board leased, connected, with
+engine and model on it; `decode_session`, which runs the model there.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 from collections.abc import Iterator
@@ -36,7 +39,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 if TYPE_CHECKING:
-    from harness.farm.devices import Deployed, DeviceSession
+    from harness.farm.decoding import DecodeSession
+    from harness.farm.deployed import Deployed
+    from harness.farm.devices import DeviceSession
     from harness.farm.results import StageResult
     from harness.inventory import Board
 
@@ -63,6 +68,8 @@ class Selection(NamedTuple):
 
 SELECTION = pytest.StashKey[Selection]()
 CASES = pytest.StashKey[list[Case]]()
+SESSION = pytest.StashKey["DeviceSession"]()
+pytest_plugins = ["harness.pytest_running"]  # hooks for tests that run, and for xdist
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -97,6 +104,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="MINUTES",
         help="length of the stress stage; default: the board's, or 30",
     )
+    group.addoption(
+        "--device-retries",
+        type=_count,
+        default=1,
+        metavar="TIMES",
+        help="how often a test of your own is run again when its board was lost; default: 1. "
+        "Every try is told, and a failure is never tried again",
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from 0 on")
+    return int(text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -197,7 +218,7 @@ def pytest_collection_modifyitems(
 ) -> None:
     """Adds the stage tests where `-m device` asks for them and no file brought them; drops device
     tests that nobody asked for. Runs before pytest's own -m and -k."""
-    if asked_by_marker(config) and not named(config) and not any(map(_is_stage, items)):
+    if asked_by_marker(config) and not named(config) and not any(map(is_stage, items)):
         items.extend(_stage_items(session))
     dropped = [
         item for item in items if item.get_closest_marker("device") and not asked(config, item.path)
@@ -206,7 +227,7 @@ def pytest_collection_modifyitems(
         config.hook.pytest_deselected(items=dropped)
         items[:] = [item for item in items if item not in dropped]
     # Tests of one's own hold their board to the end of the session: the stages come before them.
-    items.sort(key=lambda item: not _is_stage(item))
+    items.sort(key=lambda item: not is_stage(item))
     for item in items:
         _mark(config, item)
 
@@ -217,7 +238,7 @@ def _stage_items(session: pytest.Session) -> Iterator[pytest.Item]:
     return session.genitems(module)
 
 
-def _is_stage(item: pytest.Item) -> bool:
+def is_stage(item: pytest.Item) -> bool:
     return isinstance(_parameter(item), Case)
 
 
@@ -227,17 +248,17 @@ def _parameter(item: pytest.Item) -> Any:
 
 
 def _mark(config: pytest.Config, item: pytest.Item) -> None:
-    if _is_stage(item) and config.pluginmanager.hasplugin("timeout"):
+    if is_stage(item) and config.pluginmanager.hasplugin("timeout"):
         # A stage has deadlines of its own, and may well take half an hour.
         item.add_marker(pytest.mark.timeout(0))
-    board = _board_of(item)
+    board = board_of(item)
     if board and config.pluginmanager.hasplugin("xdist"):
         item.add_marker(pytest.mark.xdist_group(board))
 
 
-def _board_of(item: pytest.Item) -> str:
+def board_of(item: pytest.Item) -> str:
     """The board that the test runs on, if it is one of ours."""
-    if _is_stage(item):
+    if is_stage(item):
         return str(_parameter(item).board)
     callspec = getattr(item, "callspec", None)
     selected = item.config.stash.get(SELECTION, Selection(()))
@@ -247,7 +268,7 @@ def _board_of(item: pytest.Item) -> str:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     session.config.stash[CASES] = [
-        _parameter(item) for item in session.items if _is_stage(item) and not _parameter(item)[2]
+        _parameter(item) for item in session.items if is_stage(item) and not _parameter(item)[2]
     ]
 
 
@@ -269,7 +290,9 @@ def device_session(request: pytest.FixtureRequest) -> Iterator[DeviceSession]:
         # A worker of xdist runs only some of the tests; it must not take boards of the others.
         all_at_once=not hasattr(config, "workerinput"),
     )
+    config.stash[SESSION] = session
     yield session
+    del config.stash[SESSION]
     session.close()
 
 
@@ -310,12 +333,21 @@ def deployed(board: Board, request: pytest.FixtureRequest) -> Iterator[Deployed]
     """The board, leased and connected, with engine and model on it; released afterwards."""
     session: DeviceSession = request.getfixturevalue("device_session")
     with _plain_errors():
-        context = session.deployed(board)
+        retries = request.config.getoption("device_retries")
+        context = session.deployed(board, retries)
         found = context.__enter__()
     try:
         yield found
     finally:
         context.__exit__(None, None, None)
+
+
+@pytest.fixture
+def decode_session(deployed: Deployed, tmp_path_factory: pytest.TempPathFactory) -> DecodeSession:
+    """Decoding on the board: `decode_session.generate("Once upon a time", max_new=16)`."""
+    from harness.farm.decoding import DecodeSession
+
+    return DecodeSession(deployed, tmp_path_factory.mktemp("decode"))
 
 
 def _require(lacking: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import threading
 from collections.abc import Iterator, Sequence
@@ -12,51 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 from harness.boards.care import Care
 from harness.boards.leases import Leases, lease_guard
-from harness.connect import BoardSession, open_session
 from harness.deadline import Deadline
-from harness.deploy.models import in_layout
 from harness.errors import BoardError
-from harness.farm.aboard import make_room
-from harness.farm.board import CLEAN_S, CONNECT_S
+from harness.farm.board import RETRIED
 from harness.farm.campaign import LEASE_TTL_S, Campaign
-from harness.farm.placing import place
+from harness.farm.deployed import Deployed, facts_properties
 from harness.farm.progress import Silent
-from harness.farm.resume import abandon, orphans
 from harness.farm.runner import Resume, open_campaign, stop_virtual_boards
 from harness.farm.selection import bringup_options, choose_stages
-from harness.jobs import lifecycle
-from harness.jobs.engines import choose_engine, layout_of, likely_layout
+from harness.jobs.engines import likely_layout
 from harness.store import Store
 from harness.verdicts import Verdict
 
 if TYPE_CHECKING:
-    from harness.boards.facts import Facts
     from harness.deploy.models import PreparedModel
-    from harness.deploy.push import Deployment
     from harness.farm.results import StageResult
     from harness.inventory import Board
-    from harness.jobs.lifecycle import RemoteRun
 
 CLOSE_S = 180.0  # for boards to be cleaned and released when a session ends early
 
 log = logging.getLogger("harness.farm")
-
-
-@dataclasses.dataclass(frozen=True)
-class Deployed:
-    """A board for a test: leased by this process, connected, engine and model in place."""
-
-    board: Board
-    facts: Facts
-    session: BoardSession
-    deployment: Deployment
-    package: str  # the model's package, a path on the board
-
-    @property
-    def python(self) -> list[str]:
-        """The start of a command that runs the board's Python with the engine importable."""
-        variables = {**self.board.environment, **self.deployment.environment}
-        return ["env", *(f"{k}={v}" for k, v in variables.items()), *self.deployment.python]
 
 
 class Logged(Silent):
@@ -94,6 +68,8 @@ class DeviceSession:
         self._stop = threading.Event()
         self._model: PreparedModel | None = None
         self._campaigns: dict[str, Campaign] = {}  # by board
+        self._troubles: dict[str, list[str]] = {}  # by board
+        self._deployed: dict[str, Deployed] = {}  # by board
 
     @property
     def model(self) -> PreparedModel:
@@ -147,8 +123,6 @@ class DeviceSession:
     def properties(self, result: StageResult) -> dict[str, Any]:
         """What a test report says beside the result: the board's facts, the run, its numbers."""
         row = self.store.run(result.run_id) if result.run_id else None
-        facts = (row.facts if row is not None else None) or {}
-        python = facts.get("python") or {}
         found = {
             "board": result.board,
             "stage": result.stage,
@@ -156,69 +130,52 @@ class DeviceSession:
             "model": self.model.name,
             "scheme": self.model.scheme,
             "run_id": result.run_id,
-            "machine": facts.get("machine"),
-            "cpus": len(facts["cpus"]) if facts.get("cpus") else None,
-            "memory_mb": facts.get("memory_mb"),
-            "os": facts.get("os"),
-            "kernel": facts.get("kernel"),
-            "libc": facts.get("libc"),
-            "python": python.get("version"),
+            **facts_properties((row.facts if row is not None else None) or {}),
             "engine": row.engine_hash if row is not None else None,
         }
+        if result.attempts > 1:
+            found["attempts"] = result.attempts
         found.update({f"check.{check.name}": check.measured for check in result.verdict.checks})
         return {name: value for name, value in found.items() if value is not None}
 
     @contextlib.contextmanager
-    def deployed(self, board: Board) -> Iterator[Deployed]:
-        """The board for tests of one's own, once the stages on it, if any, have ended."""
+    def deployed(self, board: Board, retries: int = 0) -> Iterator[Deployed]:
+        """The board for tests of one's own, once the stages on it, if any, have ended. Trouble of
+        the link while it is prepared is tried again up to `retries` times."""
         campaign = self._campaigns.get(board.name)
         if campaign is not None:
             campaign.wait()
-        sessions: list[BoardSession] = []
-
-        def session() -> BoardSession:
-            if not sessions or not sessions[-1].alive:
-                deadline = Deadline.after(CONNECT_S, f"connecting to {board.name}")
-                sessions.append(open_session(board, deadline=deadline))
-            return sessions[-1]
-
-        def tell(text: str, share: float | None) -> None:
-            Logged().activity(board.name, "", text, share)
-
         Care(self.store).require_admitted(board.name)
-        leases, reason = Leases(self.store), "tests on the board"
-        with lease_guard(leases, board.name, reason, ttl_s=LEASE_TTL_S):
+        with lease_guard(Leases(self.store), board.name, "tests on the board", ttl_s=LEASE_TTL_S):
+            found = self._prepared(board, retries)
+            self._deployed[board.name] = found
             try:
-                asked = self._options.engine
-                model = self.model
-
-                def chosen(facts: Facts, why_not_native: str | None) -> list[PreparedModel]:
-                    nonlocal model
-                    engine = choose_engine(board, facts, asked, why_not_native=why_not_native)
-                    model = in_layout(self.model, layout_of(engine.options.unit))
-                    return [model]
-
-                placed = place(session, board, asked, chosen, self.store, tell)
-
-                def clean_up(remote: RemoteRun) -> None:
-                    limit = Deadline.after(CLEAN_S, f"cleaning {board.name}")
-                    lifecycle.clean_up(session(), remote.deployment, remote, limit)
-
-                for row in orphans(self.store, board.name):
-                    clean_up(placed.run_of(row))
-                    abandon(self.store, row.id)
-                make_room(session(), placed, self.store, clean_up)
-                yield Deployed(
-                    board,
-                    placed.facts,
-                    session(),
-                    placed.deployment,
-                    placed.deployment.paths[model.sha256],
-                )
+                yield found
             finally:
-                for opened in sessions:
-                    with contextlib.suppress(BoardError):
-                        opened.close()
+                del self._deployed[board.name]
+                found.close()
+
+    def _prepared(self, board: Board, retries: int) -> Deployed:
+        """Tries again when the link broke; each try is told to `drain`."""
+        for _ in range(retries):
+            try:
+                return Deployed(board, self.model, self._options.engine, self.store)
+            except BoardError as error:
+                if error.kind not in RETRIED:
+                    raise
+                self._troubles.setdefault(board.name, []).append(f"{error.kind}: {error}")
+                log.warning("%s; trying again", error)
+        return Deployed(board, self.model, self._options.engine, self.store)
+
+    def drain(self, board: str) -> list[str]:
+        """What went wrong, once each, before the board was there for tests of one's own."""
+        return self._troubles.pop(board, [])
+
+    def renew(self, board: str) -> None:
+        """Everything in place again on a board that a test has, if one has. Raises BoardError."""
+        found = self._deployed.get(board)
+        if found is not None:
+            found.renew()
 
     def close(self) -> None:
         """Ends what still runs, cleans and releases the boards, and records the campaigns."""

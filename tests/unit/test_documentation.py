@@ -17,7 +17,10 @@ from harness.inventory import load_farm
 from harness.inventory.schema import Board, Budget, Engine, Virtual
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/devices.md"]
+DOCUMENTS = [
+    *("README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/devices.md"),
+    "docs/device-tests.md",
+]
 FINGERPRINT = "SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU"
 
 
@@ -89,3 +92,27 @@ def test_every_file_that_is_named_exists(name: str) -> None:
         if "NAME" not in path and not path.startswith(planned) and not (ROOT / path).exists()
     ]
     assert missing == []
+
+
+def test_what_the_fixtures_of_device_tests_hold_is_there() -> None:
+    from harness.connect import BoardSession
+    from harness.farm.decoding import DecodeSession, Turn
+    from harness.farm.deployed import Deployed
+
+    text = text_of("docs/device-tests.md")
+    _, deployed, decoding, _ = re.split(
+        r"\*\*`deployed`\*\*|\*\*`decode_session`\*\*|## What an", text
+    )
+    named = set(re.findall(r"`(\w+)[`(,]", deployed))
+    for name in ("session", "python", "facts", "package", "engine"):
+        assert name in named
+        assert hasattr(Deployed, name)
+    for name in ("push_file", "push_bytes", "pull_file", "read_from"):
+        assert name in named
+        assert hasattr(BoardSession, name)
+    for name in ("generate", "chat", "run", "encode"):
+        assert f"`{name}(" in decoding
+        assert hasattr(DecodeSession, name)
+    for name in ("tokens", "text", "finish", "times_s"):
+        assert f"`{name}`" in decoding
+        assert name in Turn.__dataclass_fields__

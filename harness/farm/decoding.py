@@ -1,0 +1,200 @@
+"""Decoding on a board from a test of one's own: what the fixture `decode_session` gives."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.deadline import Deadline
+from harness.errors import BoardError
+from harness.farm.aboard import runs_of_tests
+from harness.farm.board import CLEAN_S
+from harness.farm.faults import environment_for
+from harness.farm.stage import COLLECT_S, START_S
+from harness.jobs import failures, lifecycle, prompts
+from harness.jobs.base import BringupOptions, StageContext, make_spec
+from harness.verdicts import Outcome
+
+if TYPE_CHECKING:
+    from harness.farm.deployed import Deployed
+    from harness.jobs.runlog import RunLog
+
+CONTEXT = 512  # positions of a generation for which none are asked
+
+
+class DecodeFailed(AssertionError):
+    """The engine did not do what it was asked: it crashed, hung, or computed bad numbers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """What one prompt led to. `finish` is "length" (`max_new`, or the context was full) or "stop".
+
+    Times are seconds on the board's own clock, after the prompt was given.
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    finish: str
+    times_s: tuple[float, ...]
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds to the first token."""
+        return self.times_s[0]
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Seconds per token after the first: (end to end - TTFT) / (N - 1)."""
+        if len(self.times_s) < 2:
+            return None
+        return (self.times_s[-1] - self.times_s[0]) / (len(self.times_s) - 1)
+
+
+class DecodeSession:
+    """Each call is a run of its own on the board: supervised, followed over lost links, cleaned up.
+
+    A prompt is text, or token ids; a model without a tokenizer takes ids alone.
+    """
+
+    def __init__(self, deployed: Deployed, folder: Path) -> None:
+        """`folder` of this host takes what the board's runs tell."""
+        self.deployed, self._folder = deployed, folder
+
+    def encode(self, text: str) -> list[int]:
+        """Raises ValueError for a model without a tokenizer."""
+        found = prompts.tokenizer(self.deployed.model)
+        if found is None:
+            name = self.deployed.model.name
+            raise ValueError(f"{name} has no tokenizer: give token ids in place of {text[:20]!r}")
+        return [int(token) for token in found.encode(text)]
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_new: int = 32,
+        sampling: Mapping[str, Any] | None = None,
+        stop: bool = False,
+        **more: Any,
+    ) -> Turn:
+        """The answer to one prompt, greedily unless `sampling` has fields of
+        engine.sampling.Sampling; with `stop` it ends where the model ends it. `more` goes to `run`.
+
+        Raises DecodeFailed when the engine fails, BoardError when the board does.
+        """
+        return self.chat([prompt], max_new=max_new, sampling=sampling, stop=stop, **more)[0]
+
+    def chat(
+        self,
+        turns: Sequence[str | Sequence[int]],
+        *,
+        max_new: int = 32,
+        sampling: Mapping[str, Any] | None = None,
+        stop: bool = False,
+        context: int = CONTEXT,
+        **more: Any,
+    ) -> list[Turn]:
+        """As `generate`, several prompts one after the other on the same cache of `context`
+        positions."""
+        model = self.deployed.model
+        first, *later = [
+            self.encode(turn) if isinstance(turn, str) else [int(token) for token in turn]
+            for turn in turns
+        ]
+        case = {
+            "prompt": first,
+            "later": later,
+            "max_new": max_new,
+            "sampling": dict(sampling or {}),
+            "stop_ids": prompts.stop_ids(model) if stop else [],
+        }
+        most = min(context, model.hyperparameters.context)
+        log = self.run("generate", {"cases": [case], "context": most}, **more)
+        return [
+            Turn(
+                tuple(turn["tokens"]),
+                prompts.decode(model, turn["tokens"]),
+                turn["finish"],
+                tuple(turn["times_s"]),
+            )
+            for turn in log.data("case")
+        ]
+
+    def run(
+        self,
+        job: str,
+        parameters: Mapping[str, Any],
+        *,
+        timeout_s: float = 120.0,
+        engine: Mapping[str, Any] | None = None,
+    ) -> RunLog:
+        """Any job of `engine.measure` to its end; what it told. `engine` are fields of
+        engine.options.EngineOptions in place of the board's own.
+
+        Raises DecodeFailed when the engine fails or is not done in `timeout_s`, BoardError when the
+        board does.
+        """
+        there = self.deployed
+        choice = there.engine
+        if engine:
+            choice = dataclasses.replace(
+                choice, options=dataclasses.replace(choice.options, **engine)
+            )
+        context = StageContext(
+            board=there.board,
+            facts=there.facts,
+            model=there.model,
+            options=BringupOptions(),
+            run_id=f"{runs_of_tests(there.store)}{uuid.uuid4().hex}",
+            remote_package=there.package,
+            cache=self._folder,
+            engine=choice,
+        )
+        spec = make_spec(context, job, dict(parameters), deadline_s=timeout_s)
+        deployment = there.deployment
+        remote = lifecycle.start(
+            there.session,
+            deployment,
+            spec,
+            None,
+            environment=environment_for(there.board.environment, there.model),
+            deadline=Deadline.after(START_S, f"starting {job}"),
+        )
+        try:
+            log = lifecycle.follow(
+                there.connect,
+                remote,
+                self._folder / context.run_id,
+                deadline=Deadline.after(timeout_s + COLLECT_S, f"{job} on {there.board.name}"),
+            )
+        finally:
+            limit = Deadline.after(CLEAN_S, f"cleaning {there.board.name}")
+            left = lifecycle.clean_up(there.connect(), deployment, remote, limit)
+        try:
+            _require_good(context, log, job)
+        except BoardError as error:
+            there.stale = there.stale or error.kind == "board-reset"
+            raise
+        if left:
+            raise BoardError(
+                there.board.name,
+                "busy",
+                f"the run of {job} left {'; '.join(left)}",
+                expected="nothing of a run on the board after its end",
+                remedy="restart the board if not even SIGKILL ends it",
+            )
+        return log
+
+
+def _require_good(context: StageContext, log: RunLog, job: str) -> None:
+    verdict = failures.judge_failure(context, log, job)
+    if verdict is None:
+        return
+    told = "\n".join([verdict.headline, *(check.sentence for check in verdict.checks)])
+    if verdict.outcome is Outcome.FAIL:
+        raise DecodeFailed(told)
+    raise BoardError(context.board.name, "engine", verdict.headline, remedy=verdict.remedy or "")
