@@ -88,7 +88,7 @@ class NullBoard:
 
     def _sftp(self, channel: asyncssh.SSHServerChannel[bytes]) -> asyncssh.SFTPServer:
         self.asked.sftp += 1
-        return asyncssh.SFTPServer(channel)
+        return _Files(channel, self.home)
 
     async def _serve(self, channel: asyncssh.SSHServerProcess[bytes]) -> None:
         self.asked.commands += 1
@@ -132,6 +132,17 @@ class NullBoard:
         out, err = await process.communicate(given)
         code = process.returncode or 0
         return out, err, code if code >= 0 else 128 - code
+
+
+class _Files(asyncssh.SFTPServer):
+    """Relative paths begin at the board's home, not where this process stands."""
+
+    def __init__(self, channel: asyncssh.SSHServerChannel[bytes], start: Path) -> None:
+        super().__init__(channel)
+        self._start = os.fsencode(start)
+
+    def map_path(self, path: bytes) -> bytes:
+        return super().map_path(os.path.join(self._start, path))  # noqa: PTH118 - paths are bytes
 
 
 class _Gate(asyncssh.SSHServer):
