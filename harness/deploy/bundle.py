@@ -25,7 +25,7 @@ from packaging.requirements import Requirement
 import engine
 from engine.native.compilers import BuildError
 from harness.boards.facts import OLDEST_PYTHON
-from harness.deploy.cache import atomic_file, locked, sha256_file
+from harness.deploy.cache import atomic_file, locked, remembered_sha256, sha256_file
 from harness.deploy.native import NativeBuild, native_build
 from harness.deploy.registry import NoSuchWheel, download_deadline, download_wheel
 from harness.errors import BoardError, HarnessError
@@ -250,11 +250,21 @@ def _native_build(
 def _native_part(made: NativeBuild) -> Part:
     """The library and what it needs beside it. Named by the hash of its content."""
     data = plain_tar(made.files())
-    packed = io.BytesIO()
-    with gzip.GzipFile("", "wb", 6, packed, mtime=0) as file:
-        file.write(data)
     name = f"native {made.target}" + (f" {made.sanitize}" if made.sanitize else "")
-    return _kept(name, "native", "tar.gz", packed.getvalue(), len(data))
+    key = (name, hashlib.sha256(data).hexdigest())
+    part = _packed.get(key)
+    if part is None or not part.path.is_file():
+        packed = io.BytesIO()
+        with gzip.GzipFile("", "wb", 6, packed, mtime=0) as file:
+            file.write(data)
+        part = _kept(name, "native", "tar.gz", packed.getvalue(), len(data))
+        _packed[key] = part
+    return part
+
+
+# What this process has compressed: it takes longer than all else about a bundle, and boards of one
+# kind share it.
+_packed: dict[tuple[str, str], Part] = {}
 
 
 # --- wheels --------------------------------------------------------------------------------------
@@ -341,7 +351,7 @@ def _from_index(index: Path, name: str) -> Part | None:
     try:
         record = json.loads(index.read_text())
         path = index.parent / str(record["file"])
-        if sha256_file(path) != record["sha256"]:
+        if remembered_sha256(path) != record["sha256"]:
             return None
         size, unpacked = path.stat().st_size, int(record["unpacked"])
         return Part(name, "wheel", path, str(record["sha256"]), size, unpacked)

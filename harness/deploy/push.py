@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from harness.deadline import Deadline
 from harness.deploy.answers import BYTES_LIMIT, parse_answer
 from harness.deploy.bundle import Bundle, usable_python
-from harness.deploy.cache import sha256_file
+from harness.deploy.cache import remembered_sha256
 from harness.errors import BoardError, HarnessError
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def _items(bundle: Bundle, files: Sequence[Path]) -> list[_Item]:
         items.append(_Item(part.name, "parts", part.path, part.sha256, part.bytes, space))
     for path in files:
         try:
-            size, digest = path.stat().st_size, sha256_file(path)
+            size, digest = path.stat().st_size, remembered_sha256(path)
         except OSError as error:
             raise HarnessError(
                 f"cannot be read: {error.strerror}", where=str(path), remedy="make it again"

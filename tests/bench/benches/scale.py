@@ -36,6 +36,7 @@ TITLES = {
     "job": "null job",
     "all": "all four",
 }
+ALIKE = ("ssh-xargs", "ssh-loop")  # ask what ssh-shared asks, and have nothing to warm up
 NONCE = "0123456789abcdef"
 PYINFRA = "BENCH_PYINFRA_PYTHON"
 
@@ -167,12 +168,13 @@ def warm_up(fleet: Fleet, workers: Mapping[str, Worker]) -> list[int]:
     ours.ask("task", task="deploy", command=fleet.commands["deploy"])
     after = fleet.null.counts()
     ours.ask("close")
-    for worker in workers.values():
-        if worker is not ours:
+    for name, worker in workers.items():
+        if worker is not ours and name not in ALIKE:
             once(fleet, worker)
     fleet.null.remember()
-    for worker in workers.values():
-        once(fleet, worker)
+    for name, worker in workers.items():
+        if name not in ALIKE:
+            once(fleet, worker)
     return [
         after[name].commands + after[name].sftp - counts.commands - counts.sftp
         for name, counts in before.items()
