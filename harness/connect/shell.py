@@ -17,6 +17,10 @@ from __future__ import annotations
 import dataclasses
 import re
 
+# What `printf %b` must be told as an escape, the backslash included.
+_UNPRINTABLE = re.compile(rb"[^\x20-\x5b\x5d-\x7e]")
+_BEGIN_LINE = re.compile(rb"([0-9]{1,18}) ([gt])\n")
+
 BOOT = """exec sh -c 'IFS= read -r _h_e || exit 255; _h_e=$(printf %b "$_h_e"); eval "$_h_e"'"""
 
 # A server starts the login shell as the leader of a new process group, and `exec` keeps its
@@ -90,10 +94,7 @@ def encode(script: str) -> bytes:
     raw = script.encode("utf-8", "surrogateescape")
     if b"\0" in raw:
         raise ValueError("a command cannot hold a NUL character")
-    return b"".join(
-        b"\\0%03o" % byte if byte == 0x5C or not 0x20 <= byte < 0x7F else bytes([byte])
-        for byte in raw
-    )
+    return _UNPRINTABLE.sub(lambda found: b"\\0%03o" % found[0][0], raw)
 
 
 def frame(token: str, script: str) -> bytes:
@@ -134,8 +135,16 @@ def number(text: bytes | str) -> int | None:
 
 
 def find_begin(token: str, stdout: bytes | bytearray) -> Begun | None:
-    found = re.search(re.escape(token.encode()) + rb"\.b ([0-9]{1,18}) ([gt])\n", stdout)
-    return Begun(int(found[1]), found[2].decode(), found.end()) if found else None
+    # No expression with the token in it: each command has its own, and compiling takes longer than
+    # all else that is done for one.
+    mark = token.encode() + b".b "
+    at = stdout.find(mark)
+    while at >= 0:
+        found = _BEGIN_LINE.match(stdout, at + len(mark))
+        if found:
+            return Begun(int(found[1]), found[2].decode(), found.end())
+        at = stdout.find(mark, at + 1)
+    return None
 
 
 def has_end(token: str, stream: bytes | bytearray, since: int) -> bool:
@@ -148,12 +157,13 @@ def has_end(token: str, stream: bytes | bytearray, since: int) -> bool:
 def split(token: str, stream: bytes | bytearray) -> Split:
     """Noise before the begin marker and after the end marker, and the payload between them."""
     data = bytes(stream)
-    begin = re.search(re.escape(token.encode()) + rb"\.b[^\n]*\n", data)
-    if begin is None:
+    begin = data.find(token.encode() + b".b")
+    start = data.find(b"\n", begin) + 1 if begin >= 0 else 0
+    if start == 0:
         return Split(b"", data, None, False)
     mark = token.encode() + b".e"
     at = data.rfind(mark)
-    if at < begin.end():
-        return Split(data[begin.end() :], data[: begin.start()], None, False)
+    if at < start:
+        return Split(data[start:], data[:begin], None, False)
     line, _, after = data[at + len(mark) :].partition(b"\n")
-    return Split(data[begin.end() : at], data[: begin.start()] + after, number(line), True)
+    return Split(data[start:at], data[:begin] + after, number(line), True)
