@@ -154,7 +154,7 @@ class DecodeSession:
             cache=self._folder,
             engine=choice,
         )
-        spec = make_spec(context, job, dict(parameters), deadline_s=timeout_s)
+        spec = make_spec(context, job, dict(parameters), deadline_s=timeout_s, stall_s=timeout_s)
         deployment = there.deployment
         remote = lifecycle.start(
             there.session,
