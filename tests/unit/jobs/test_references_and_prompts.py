@@ -248,10 +248,10 @@ def test_text_longer_than_the_sample_repeats_it(tiny_model: PreparedModel) -> No
 
 def test_spec_carries_the_boards_threads_pins_and_the_models_hash(stage_context: Contexts) -> None:
     context = stage_context(board={"threads": 3, "pin": "big"}, seed=9)
-    spec = base.make_spec(context, "tiny", {}, deadline_s=60)
+    spec = base.make_spec(context, "tiny", {}, deadline_s=60, stall_s=60)
     assert (spec.threads, spec.pin, spec.seed) == (3, (2, 3), 9)
     assert spec.package_sha256 == context.model.sha256
-    auto = base.make_spec(stage_context(), "tiny", {}, deadline_s=60)
+    auto = base.make_spec(stage_context(), "tiny", {}, deadline_s=60, stall_s=60)
     assert auto.threads is None
 
 
