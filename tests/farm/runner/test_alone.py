@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from harness.boards import virtual
+from harness.boards.care import Care
 from harness.deploy.cache import locked
 from harness.farm.progress import Silent
 from harness.farm.runner import stop_virtual_boards
@@ -91,6 +92,11 @@ def test_what_cannot_be_ended_makes_the_board_busy_and_is_told(
     assert result.results["v"]["tiny"].error_kind == "busy"
     assert first.run_id in result.results["v"]["tiny"].verdict.headline
     assert result.left_behind == ("v: process 7 (engine, state D)",)
+    # Nothing restarts this board, so it is kept out until somebody has looked at it.
+    aside = Care(lab.store).quarantined("v")
+    assert aside is not None
+    assert "it does not get clean: process 7" in aside.reason
+    assert lab.run(boards, stages=["tiny"]).results["v"]["tiny"].error_kind == "quarantined"
 
 
 def test_a_second_attempt_looks_at_the_board_anew(lab: Any) -> None:
