@@ -86,7 +86,10 @@ def health(
         if quarantined:
             boards = _set_aside(store, boards)
             if not boards:
-                emit_json({"boards": {}}) if as_json else emit("no board is set aside")
+                if as_json:
+                    emit_json({"boards": {}})
+                else:
+                    emit("no board is set aside")
                 return
         options = bringup_options()
         result = run(
@@ -195,6 +198,7 @@ def _switch(supply: Supply, action: str, deadline: Deadline) -> PowerState:
     from harness.store import Store
 
     name, person = supply.board.name, this_person()
+    say(f"{name}: power {action}")
     with Store.open() as store, lease_guard(Leases(store), name, f"power {action} by {person}"):
         care = Care(store)
         try:
