@@ -44,8 +44,12 @@ FATES: Mapping[str, Fate] = {
     "no-python": Fate("first", "error", ("no-python",)),
     "hung": Fate("real", "fail", (None,), word="spin"),
 }
-TIMED = ("frozen", "dropped-link", "rebooted")  # faults that have to be provoked
-HEALTHY = ("healthy-1", "healthy-2")
+# Faults that have to be provoked, and what the board's own log says when they come.
+TIMED = {
+    "frozen": "fault: the board freezes",
+    "dropped-link": "fault: the link drops",
+    "rebooted": "fault: the board reboots",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +66,9 @@ class Claim:
 def claims(told: Mapping[str, Any], home: Path, stages: list[str]) -> list[Claim]:
     """Of a night with the report `told`, whose state folder is `home`."""
     made = [_fate(name, fate, told, stages) for name, fate in FATES.items()]
+    for name, said in TIMED.items():
+        log = (home / "boards" / name / "server.log").read_text(errors="replace")
+        made.append(Claim(f"the fault of {name} came", said in log, log[-200:]))
     made += _report(told)
     made += _left(home)
     made.append(Claim("the exit code says that there are findings", told["exit_code"] == 1,
