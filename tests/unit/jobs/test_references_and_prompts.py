@@ -248,11 +248,23 @@ def test_text_longer_than_the_sample_repeats_it(tiny_model: PreparedModel) -> No
 
 def test_spec_carries_the_boards_threads_pins_and_the_models_hash(stage_context: Contexts) -> None:
     context = stage_context(board={"threads": 3, "pin": "big"}, seed=9)
-    spec = base.make_spec(context, "tiny", {}, deadline_s=60, stall_s=60)
+    spec = base.make_spec(context, "tiny", {}, deadline_s=60, stall_s=30)
     assert (spec.threads, spec.pin, spec.seed) == (3, (2, 3), 9)
     assert spec.package_sha256 == context.model.sha256
-    auto = base.make_spec(stage_context(), "tiny", {}, deadline_s=60, stall_s=60)
+    auto = base.make_spec(stage_context(), "tiny", {}, deadline_s=60, stall_s=30)
     assert auto.threads is None
+
+
+def test_the_patience_with_a_silent_engine_is_the_stages_unless_the_user_sets_it(
+    stage_context: Contexts,
+) -> None:
+    context = stage_context()
+    for stage in stages():
+        spec = stage.plan(context).spec
+        assert spec.stall_s is not None
+        assert 60 < spec.stall_s < spec.deadline_s
+        hasty = stage.plan(stage_context(stall_seconds=7.0)).spec
+        assert (hasty.stall_s, hasty.deadline_s) == (7.0, spec.deadline_s)
 
 
 def test_tiny_stage_gets_the_tiny_model_and_others_the_real_one(tiny_model: PreparedModel) -> None:
