@@ -114,6 +114,17 @@ def _value(value: str) -> str:
     return value
 
 
+def _command(value: str) -> str:
+    if has_password(value):
+        raise Refused(
+            "a URL with a password in it",
+            "no secrets: this file is shared",
+            "keep it in the environment of the harness: a command is run by the shell, so "
+            "$PDU_PASSWORD works",
+        )
+    return _one_line(value)
+
+
 def _tag(value: str) -> str:
     if not value or any(letter.isspace() or letter == "," for letter in value):
         raise Refused(describe(value), "a tag without spaces or commas")
@@ -121,6 +132,7 @@ def _tag(value: str) -> str:
 
 
 OneLine = Annotated[str, AfterValidator(_one_line)]
+Command = Annotated[str, AfterValidator(_command)]
 Positive = Annotated[Number, _bounded(1e-9, 1e12)]
 Share = Annotated[Number, _bounded(0, 1)]
 Count = Annotated[Whole, _bounded(1, 1 << 40)]
@@ -215,10 +227,10 @@ class Toolchain(Entry):
 class PowerCommands(Entry):
     """Shell commands on the host. `status` prints on, off or anything else for unknown."""
 
-    on: OneLine
-    off: OneLine
-    cycle: OneLine | None = None
-    status: OneLine | None = None
+    on: Command
+    off: Command
+    cycle: Command | None = None
+    status: Command | None = None
 
 
 class Power(Entry):

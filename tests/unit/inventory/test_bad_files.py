@@ -264,10 +264,18 @@ def test_a_secret_is_refused_without_being_repeated(line: str, tmp_path: Path) -
     assert "hunter2" not in message
 
 
-def test_a_password_in_an_address_is_refused_without_being_repeated(tmp_path: Path) -> None:
-    line = "environment: {MODELS: 'see https://ann:hunter2@host/models'}"
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("environment: {MODELS: 'see https://ann:hunter2@host/models'}", "environment.MODELS"),
+        ("power: {command: {on: 'curl http://a:hunter2@pdu/1', off: x}}", "power.command.on"),
+    ],
+)
+def test_a_password_in_an_address_is_refused_without_being_repeated(
+    tmp_path: Path, line: str, key: str
+) -> None:
     message = refusal(f"boards:\n  a:\n    host: h\n    {line}\n", tmp_path)
-    assert message.startswith("devices.yaml:4: environment.MODELS: a URL with a password in it")
+    assert message.startswith(f"devices.yaml:4: {key}: a URL with a password in it")
     assert "hunter2" not in message
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import struct
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -235,9 +236,15 @@ def test_every_request_to_a_board_has_its_form_of_answer() -> None:
 
 def test_what_the_script_answers_is_taken_as_it_is(tmp_path: Path) -> None:
     needed = [{"hash": "1" * 64, "kind": "blobs", "bytes": 5}, {**_HUGE}]
+    trial = {
+        "argv": [sys.executable, "-c", "import os; os.abort()"],
+        "environment": {},
+        "root": "x",
+    }
     for request in (
         {"do": "survey", "candidates": ["/proc/x", str(tmp_path)], "needed": needed[:1]},
         {"do": "survey", "candidates": [str(tmp_path)], "needed": needed},
+        {"do": "survey", "candidates": [str(tmp_path)], "needed": [], "trial": trial},
         {"do": "discard", "root": str(tmp_path), "parts": []},
         {"do": "runs", "roots": [str(tmp_path)]},
         {"do": "stop", "spool": str(tmp_path)},
