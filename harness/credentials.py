@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 _URL = re.compile(r"(?<=://)([^/?#\s]*@)?([^\s?#'\"<>]*)(\?[^\s'\"<>]*)?")
-_PASSWORD = re.compile(r"://[^/?#\s:@]*:[^/?#\s]+@")
+_PASSWORD = re.compile(r"://[^/?#\s:@]*:(?!\$[A-Za-z_{])[^/?#\s]+@")
 
 
 def without_credentials(text: str) -> str:
@@ -26,5 +26,5 @@ def _bare(found: re.Match[str]) -> str:
 
 
 def has_password(text: str) -> bool:
-    """Whether a URL in `text` holds a password."""
+    """Whether a URL in `text` holds a password; `$NAME` in its place is none."""
     return _PASSWORD.search(text) is not None

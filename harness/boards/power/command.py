@@ -10,6 +10,7 @@ import tempfile
 from typing import IO, TYPE_CHECKING
 
 from harness.boards.power.base import PowerState
+from harness.credentials import without_credentials
 from harness.errors import BoardError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class CommandPower:
         if code == 0:
             return
         # The command itself is not repeated: its words may be nobody's business.
-        words = (complaint.strip() or said.strip()).splitlines()
+        words = without_credentials(complaint.strip() or said.strip()).splitlines()
         raise BoardError(
             self.board.name,
             "power",

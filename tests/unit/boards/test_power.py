@@ -125,6 +125,16 @@ def test_a_command_that_fails_is_told_by_its_own_words_and_not_repeated(supply: 
     assert "power.command.on" in caught.value.remedy
 
 
+def test_the_password_in_the_address_of_a_relay_is_in_no_message(
+    supply: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RELAY_PASSWORD", "hunter2")
+    broken = supply(on='echo "no answer: http://a:$RELAY_PASSWORD@pdu/1" >&2; exit 7', status=None)
+    with pytest.raises(BoardError, match="no answer: http://…@pdu/1") as caught:
+        broken.on(soon())
+    assert "hunter2" not in str(caught.value)
+
+
 def test_a_command_past_its_deadline_leaves_no_process(supply: Make, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     hanging = supply(on=f"sleep 61 & echo $! $$ > {pids}; wait", status=None)
