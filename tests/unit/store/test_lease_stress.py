@@ -23,7 +23,8 @@ from harness.store import Store
 SECONDS = float(os.environ.get("LEASE_STRESS_S", "7"))
 BOARDS = ("rk-01", "rk-02", "rk-03")
 WORKERS = 8
-TTL_S = 1.0
+TTL_S = 0.8
+FEWEST = 8  # takings of each board
 
 # Children are forked, so that they start in milliseconds and can be killed in numbers.
 processes = multiprocessing.get_context("fork")
@@ -63,7 +64,7 @@ def work(path: Path, folder: Path, number: int) -> None:
             holder = leases.holder(board)
             if holder is not None:
                 refused.add(asked, board, holder.reason)
-            time.sleep(rng.uniform(0, 0.01))
+            time.sleep(rng.uniform(0, 0.04))
             continue
         got = time.monotonic()
         taken.add(board, lease.token, number)
@@ -91,7 +92,8 @@ def hold(
             if got < float(since) + TTL_S:
                 wrong.add(file.name, lease.reason, lease.token, "beside", other, got, since)
             return
-        end = time.monotonic() + rng.choice((0.0, 0.005, 0.02, 2.5 * TTL_S * rng.random()))
+        usual = (0.0, 0.0, 0.005, 0.02, 0.05, 0.05)
+        end = time.monotonic() + rng.choice((*usual, 2.5 * TTL_S * rng.random()))
         while True:
             board.write(f"{lease.reason} {lease.token} {renewed}\n")
             board.flush()
@@ -100,6 +102,12 @@ def hold(
             time.sleep(rng.uniform(0.01, TTL_S / 4))
             renewed = time.monotonic()
             lease.heartbeat()
+
+
+def few(folder: Path) -> bool:
+    """Whether a board changed hands less often than is worth looking at."""
+    names = [name for name, _, _ in read(folder, "taken")]
+    return any(names.count(board) < FEWEST for board in BOARDS)
 
 
 def test_many_processes_that_are_killed_never_share_a_board_or_lose_one(
@@ -124,8 +132,9 @@ def test_many_processes_that_are_killed_never_share_a_board_or_lose_one(
         start(number)
     try:
         count = WORKERS
-        while time.monotonic() < end:
-            time.sleep(rng.uniform(0.01, 0.2))
+        # On a machine that is busy with other things: until the fight was one.
+        while time.monotonic() < end or (few(tmp_path) and time.monotonic() < end + 30):
+            time.sleep(rng.uniform(0.02, 0.3))
             kill(rng.choice(list(workers)))
             start(count)
             count += 1
@@ -137,7 +146,7 @@ def test_many_processes_that_are_killed_never_share_a_board_or_lose_one(
     taken = read(tmp_path, "taken")
     for board in BOARDS:
         tokens = [int(token) for name, token, _ in taken if name == board]
-        assert len(tokens) > 2
+        assert len(tokens) >= FEWEST
         assert len(set(tokens)) == len(tokens)  # a token is one owner's for ever
     # Nobody was refused for the sake of a process that had been dead for longer than the TTL; one
     # of this machine stands in the way of nobody once it is dead.
