@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -85,6 +86,20 @@ def test_what_follows_the_two_lines_is_the_commands_input(program: list[str]) ->
     )
     found = shell.split(TOKEN, done.stdout)
     assert (found.payload.strip(), found.status) == (b"100000", 0)
+
+
+@pytest.mark.parametrize("program", SHELLS, ids=lambda words: words[-1])
+def test_a_script_that_arrives_by_half_is_not_run(program: list[str], tmp_path: Path) -> None:
+    if shutil.which(program[0]) is None:
+        pytest.skip(f"needs {program[0]}")
+    mark = tmp_path / "ran"
+    whole = shell.frame(TOKEN, f"echo >{mark}\n: and then something else")
+    envelope = whole.index(b"\n")
+    for cut in (envelope // 2, envelope, envelope + 1, len(whole) - 10, len(whole) - 1):
+        done = subprocess.run([*program, "-c", shell.BOOT], input=whole[:cut], capture_output=True)
+        assert (done.returncode, done.stdout, mark.exists()) == (255, b"", False)
+    subprocess.run([*program, "-c", shell.BOOT], input=whole, capture_output=True, check=True)
+    assert mark.exists()
 
 
 def test_a_nul_character_is_refused() -> None:
