@@ -130,17 +130,21 @@ def report(store: Store, result: CampaignResult, seconds: float) -> Report:
 
 
 def _retried(rows: list[RunRow]) -> dict[str, dict[str, tuple[tuple[str, str], ...]]]:
-    """Every attempt but the last of each board and stage, the oldest first."""
+    """Of each board and stage the attempts in trouble before the last one, the oldest first. Runs
+    that were judged are no such attempts: a health check comes before and after a stage."""
     attempts: dict[tuple[str, str], list[RunRow]] = {}
     for row in rows:
         if row.state == "judged":
             attempts.setdefault((row.board, row.stage), []).append(row)
     found: dict[str, dict[str, tuple[tuple[str, str], ...]]] = {}
     for (board, stage), tries in attempts.items():
-        if len(tries) > 1:
-            found.setdefault(board, {})[stage] = tuple(
-                (row.error_kind or str(row.outcome), row.headline or "") for row in tries[:-1]
-            )
+        told = tuple(
+            (row.error_kind or str(row.outcome), row.headline or "")
+            for row in tries[:-1]
+            if row.outcome == Outcome.ERROR
+        )
+        if told:
+            found.setdefault(board, {})[stage] = told
     return found
 
 

@@ -225,6 +225,13 @@ def test_the_report_counts_boards_and_names_each_that_is_sick(nights: Nights) ->
     assert "left behind: lost: run 12" in text
 
 
+def test_a_check_before_and_after_a_stage_is_no_repeated_attempt(nights: Nights) -> None:
+    night = nights.night({"a": {"health": "pass,pass", "stress": "error:board-lost,pass"}})
+    _, text = nights.report(night)
+    assert "a health: attempt" not in text
+    assert "a stress: attempt 1 ended in board-lost" in text
+
+
 def test_what_is_left_behind_is_no_good_night(nights: Nights) -> None:
     night = nights.night({"a": {"tiny": "pass"}})
     assert nights.report(night, left=("a: a run",))[0] == 2
