@@ -91,6 +91,14 @@ FreshOption = Annotated[
     bool, typer.Option("--fresh", help="Start anew, even if a bring-up was interrupted.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+StageOption = Annotated[
+    list[str] | None,
+    typer.Option("--stage", help="Only this stage; may be given again.", metavar="NAME"),
+]
+ContextOption = Annotated[
+    int | None,
+    typer.Option(min=64, help="Designed context, in positions; default: the model's, ≤ 2048."),
+]
 
 
 @app.command()
@@ -100,10 +108,7 @@ def bringup(
     board: BoardOption = None,
     tag: TagOption = None,
     model: ModelOption = None,
-    stage: Annotated[
-        list[str] | None,
-        typer.Option("--stage", help="Only this stage; may be given again.", metavar="NAME"),
-    ] = None,
+    stage: StageOption = None,
     stress_minutes: Annotated[
         float | None,
         typer.Option(
@@ -112,10 +117,7 @@ def bringup(
             help="Length of the stress stage; default: the board's, or 30.",
         ),
     ] = None,
-    context: Annotated[
-        int | None,
-        typer.Option(min=64, help="Designed context, in positions; default: the model's, ≤ 2048."),
-    ] = None,
+    context: ContextOption = None,
     curve_seconds: Annotated[
         float,
         typer.Option(

@@ -14,6 +14,7 @@ import typer
 
 from harness.cli.bringup import (
     BoardOption,
+    ContextOption,
     EngineOption,
     ExecutorOption,
     FarmOption,
@@ -21,6 +22,7 @@ from harness.cli.bringup import (
     KvOption,
     ModelOption,
     ResumeOption,
+    StageOption,
     StallOption,
     TagOption,
     UnitOption,
@@ -58,20 +60,14 @@ def nightly(
     board: BoardOption = None,
     tag: TagOption = None,
     model: ModelOption = None,
-    stage: Annotated[
-        list[str] | None,
-        typer.Option("--stage", help="Only this stage; may be given again.", metavar="NAME"),
-    ] = None,
+    stage: StageOption = None,
     minutes: Annotated[
         float | None,
         typer.Option(
             min=0.1, metavar="MINUTES", help="Of the stress stage; default: the board's, or 30."
         ),
     ] = None,
-    context: Annotated[
-        int | None,
-        typer.Option(min=64, help="Designed context, in positions; default: the model's, ≤ 2048."),
-    ] = None,
+    context: ContextOption = None,
     curve_seconds: Annotated[
         float, typer.Option(min=10, metavar="SECONDS", help="Time for the curve stage.")
     ] = 60.0,

@@ -37,12 +37,7 @@ class Repairs:
         restart it: then it is more likely described wrongly. One that answers is left as it is.
         Raises Interrupted.
         """
-        if (
-            error.kind not in LOST
-            or self.run.stopping()
-            or self._given_up
-            or self.run.orders.admits
-        ):
+        if error.kind not in LOST or not self._may:
             return False
         self.run.close()
         self.run.say("", "looking whether it still answers")
