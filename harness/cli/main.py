@@ -29,6 +29,9 @@ NOUNS = {
     "boards": Noun(
         "harness.cli.boards", "List, probe, enrol, check, switch boards; say why one is out."
     ),
+    "bisect": Noun(
+        "harness.cli.bisect", "Name what is to blame for a failure: a race, an option, a commit."
+    ),
     "results": Noun("harness.cli.results", "Show stored results; export them as CSV or JSON."),
     "dashboard": Noun("harness.cli.dashboard", "Build or serve the dashboard of stored results."),
 }

@@ -266,3 +266,45 @@ class BoardEventRow(Base):
     kind: Mapped[str] = mapped_column(String(50))
     good: Mapped[bool]
     told: Mapped[str] = mapped_column(Text)
+
+
+class SearchRow(Base):
+    """A search for what is to blame. `kind` is race, options or revision; `options` decide what
+    it repeats. `outcome` is the search's own word: "named", "inconclusive", "environment", …"""
+
+    __tablename__ = "searches"
+    __table_args__ = (Index(None, "kind", "options_hash"),)
+
+    id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(50))
+    board: Mapped[str] = mapped_column(String(200))
+    command: Mapped[list[str]]
+    options: Mapped[dict[str, Any]]
+    options_hash: Mapped[str] = mapped_column(String(64))
+    owner: Mapped[str] = mapped_column(String(300))
+    outcome: Mapped[str | None] = mapped_column(String(50))
+    headline: Mapped[str | None] = mapped_column(Text)
+    culprits: Mapped[list[str] | None]
+    confidence: Mapped[float | None]
+    details: Mapped[dict[str, Any] | None]
+    started_at: Mapped[datetime.datetime]
+    finished_at: Mapped[datetime.datetime | None]
+
+
+class TrialRow(Base):
+    """One trial of a search; the fields of harness.bisect.trials.Trial."""
+
+    __tablename__ = "trials"
+    __table_args__ = (UniqueConstraint("search_id", "position"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    search_id: Mapped[str] = mapped_column(ForeignKey("searches.id", ondelete="CASCADE"))
+    position: Mapped[int]
+    phase: Mapped[str] = mapped_column(String(50))
+    subject: Mapped[dict[str, Any]]
+    result: Mapped[str] = mapped_column(String(20))
+    signature: Mapped[str | None] = mapped_column(Text)
+    value: Mapped[float | None]
+    seconds: Mapped[float | None]
+    run: Mapped[str | None] = mapped_column(String(100))
+    evidence: Mapped[dict[str, Any] | None]
