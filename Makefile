@@ -53,6 +53,13 @@ BENCH_ARGS ?=
 bench: $(READY) ## speed as ratios (llama.cpp, bandwidth, on/off); BENCH="prefill trace"
 	@$(BIN)/python -m tests.bench $(BENCH) $(BENCH_ARGS)
 
+PLANTED ?=
+PLANTED_ARGS ?=
+
+.PHONY: bench-bisect
+bench-bisect: $(READY) ## are planted races, commits, faults, crashes named? PLANTED="races"
+	@$(BIN)/python -m tests.planted $(PLANTED) $(PLANTED_ARGS)
+
 .PHONY: sanitize
 sanitize: $(READY) ## the engine's tests over address, thread and undefined-behaviour builds
 	$(BIN)/python -m harness.deploy.sanitize $(SANITIZE)

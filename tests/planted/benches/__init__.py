@@ -1,0 +1,1 @@
+"""A module each, with a `BENCH`."""
