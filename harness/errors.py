@@ -50,6 +50,7 @@ class BoardError(HarnessError):
         "busy",  # leased by somebody else
         "quarantined",  # set aside until a health check passes
         "power",  # its supply could not be switched
+        "console",  # its serial console cannot be read
         "low-memory",  # what would fit the board does not fit beside what it runs now
         "engine",  # the engine could not start
         "protocol",  # the board sent what we cannot read

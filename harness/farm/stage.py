@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.boards.console import capturing, last_lines
 from harness.deadline import Deadline
 from harness.errors import BoardError, HarnessError
 from harness.farm import canary
@@ -25,7 +26,7 @@ from harness.jobs import lifecycle
 from harness.jobs.base import stage_refusal
 from harness.jobs.health import HEALTH
 from harness.jobs.ladder import LADDER, tuned_of
-from harness.verdicts import Outcome, Verdict
+from harness.verdicts import Check, Outcome, Verdict
 
 if TYPE_CHECKING:
     from engine.records import Event
@@ -87,6 +88,11 @@ class StageRun:
                 self.run.place_again()
             except HarnessError as error:
                 kind, verdict = kind_of(error), error_verdict(error)
+                if (result.error_kind, kind) == ("board-lost", "unreachable"):
+                    # One ending, not two: its name says in which stage the board was lost.
+                    kind = "board-lost"
+                    headline = one_line(f"lost, and not reached again: {error}")
+                    verdict = verdict.model_copy(update={"headline": headline})
                 run_id = self.run.begin_run(self.stage)
                 self._record(run_id, verdict, kind)
                 result = StageResult(
@@ -115,7 +121,7 @@ class StageRun:
             self._record(run_id, stopped_verdict(), INTERRUPTED)
             raise
         except HarnessError as error:
-            kind, verdict = kind_of(error), error_verdict(error)
+            kind, verdict = kind_of(error), self._with_console(error_verdict(error), run_id)
         except Exception as error:
             # A defect of ours: told in full, kept apart from findings about the product.
             self.run.campaign.reporter.note(traceback.format_exc())
@@ -150,10 +156,11 @@ class StageRun:
                     return collected
                 self._require_there(remote)
             self.run.make_room(keep=earlier)
-            if earlier is None:
-                begun = True
-                self._start(context, plan)
-            log = self._follow(context, plan, remote)
+            with capturing(self.board, self.store.raw_folder(context.run_id)):
+                if earlier is None:
+                    begun = True
+                    self._start(context, plan)
+                log = self._follow(context, plan, remote)
             self.run.check_stop()
             self.store.collected(context.run_id)
             return log
@@ -235,6 +242,21 @@ class StageRun:
                 share = min(1.0, done / total)
             text = str(data.get("message") or "running") + self._rate
             self.run.say(self.stage.name, text, share)
+
+    def _with_console(self, verdict: Verdict, run_id: str) -> Verdict:
+        """The verdict with the console's last words: a board that was lost has told them nowhere
+        else."""
+        lines = last_lines(self.store.raw_folder(run_id)) if self.board.console else []
+        if not lines:
+            return verdict
+        check = Check(
+            name="console",
+            outcome=verdict.outcome,
+            measured=None,
+            limit=None,
+            sentence="The console's last lines: " + one_line(" | ".join(lines), 1500),
+        )
+        return verdict.model_copy(update={"checks": (*verdict.checks, check)})
 
     def _record(self, run_id: str, verdict: Verdict, kind: str | None) -> None:
         self.store.finish_run(run_id, verdict, error_kind=kind, boot_id=self._boot_id)

@@ -252,6 +252,25 @@ class Power(Entry):
         return self
 
 
+class Console(Entry):
+    """What tells a board's serial console."""
+
+    driver: Literal["labgrid", "command"] = "command"
+    place: OneLine | None = None  # labgrid
+    command: Command | None = None  # on the host: prints the console, and waits for no input
+
+    @model_validator(mode="after")
+    def _complete(self) -> Console:
+        needed, other = {"labgrid": ("place", "command"), "command": ("command", "place")}[
+            self.driver
+        ]
+        if getattr(self, needed) is None:
+            raise Refused(f"driver: {self.driver} without '{needed}'", f"'{needed}'")
+        if getattr(self, other) is not None:
+            raise Refused(f"driver: {self.driver} with '{other}'", f"only '{needed}'")
+        return self
+
+
 def _split_host(data: Any) -> Any:
     """Before validation: `host: name:port` becomes host and port."""
     if isinstance(data, dict) and isinstance(data.get("host"), str):
@@ -308,6 +327,7 @@ class Board(Entry):
     ] = Field(default_factory=dict)
     folders: tuple[Annotated[str, AfterValidator(_folder)], ...] = DEFAULT_FOLDERS
     power: Power | None = None
+    console: Console | None = None
     reboot: OneLine | None = None  # a command on the board that restarts it; None: never asked to
     boot_seconds: Annotated[Number, _bounded(1, 3600)] = 180.0  # from a restart to an answer
     toolchain: Toolchain | None = None
@@ -318,8 +338,9 @@ class Board(Entry):
     @model_validator(mode="before")
     @classmethod
     def _prepare(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("power") == "none":
-            data = {**data, "power": None}
+        if isinstance(data, dict):
+            nothing = {key for key in ("power", "console") if data.get(key) == "none"}
+            data = {key: None if key in nothing else value for key, value in data.items()}
         return _split_host(data)
 
     @property

@@ -18,6 +18,7 @@ from harness.errors import HarnessError
 
 EVENTS = "events"  # the series that names events.jsonl
 SAMPLES = "samples"  # read from the events: one row per resource sample
+CONSOLE = "console"  # what the board's serial console printed meanwhile
 _WIDEST = 64  # columns that one two-dimensional array may become
 
 
@@ -45,7 +46,7 @@ def adopt(folder: Path | None, raw_root: Path, run_id: str) -> Path | None:
 
 def scan(folder: Path, raw_root: Path) -> list[RawFile]:
     """The files of one run that the store names, each with its hash."""
-    found = [(EVENTS, folder / "events.jsonl")]
+    found = [(EVENTS, folder / "events.jsonl"), (CONSOLE, folder / "console.log")]
     arrays = folder / "arrays"
     found += [
         (path.relative_to(arrays).with_suffix("").as_posix(), path)
@@ -109,6 +110,9 @@ def read_frame(path: Path, name: str) -> pd.DataFrame:
         return pd.DataFrame(
             [{"t_ns": e.t_ns, **flatten(e.data)} for e in events(path) if e.kind == "sample"]
         )
+    if name == CONSOLE:
+        lines = path.read_text("utf-8", errors="replace").splitlines()
+        return pd.DataFrame({"line": lines})
     return _arrays_frame(read_npz(path), path)
 
 

@@ -36,7 +36,7 @@ FATES: Mapping[str, Fate] = {
     "slow-link": Fate(None),
     "dropped-link": Fate(None),
     "rebooted": Fate(None, before="board-reset"),
-    "frozen": Fate(STRESS, "error", ("board-lost", "unreachable", "timeout"), before="board-lost"),
+    "frozen": Fate(STRESS, "error", ("board-lost", "timeout"), before="board-lost"),
     "refusing": Fate("first", "error", ("unreachable",)),
     "full-disk": Fate("first", "error", ("no-space",)),
     "no-place": Fate("first", "error", ("no-folder",)),

@@ -1,6 +1,7 @@
-"""Power by a place of labgrid: a real coordinator, exporter and client, and a relay on loopback.
+"""Power and console by a place of labgrid: a real coordinator, exporter and client, and a relay and
+a serial port on loopback.
 
-HARNESS_TEST_LABGRID names the folder with labgrid's programs, such as /opt/labgrid/bin.
+HARNESS_TEST_LABGRID names another folder with labgrid's programs, such as /opt/labgrid/bin.
 """
 
 from __future__ import annotations
@@ -8,8 +9,11 @@ from __future__ import annotations
 import contextlib
 import http.server
 import os
+import shutil
 import socket
+import socketserver
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,14 +21,18 @@ from pathlib import Path
 
 import pytest
 
+from harness.boards.console import capturing, last_lines
+from harness.boards.console.labgrid import serial_port as parse_serial_port
 from harness.boards.power import PowerState, Supply
 from harness.deadline import Deadline
 from harness.errors import BoardError, HarnessError
 from harness.inventory import Board
 
-PROGRAMS = os.environ.get("HARNESS_TEST_LABGRID", "")
+PROGRAMS = os.environ.get("HARNESS_TEST_LABGRID", "") or str(Path(sys.executable).parent)
 
-installed = pytest.mark.skipif(not PROGRAMS, reason="HARNESS_TEST_LABGRID is not set")
+installed = pytest.mark.skipif(
+    shutil.which("labgrid-exporter", path=PROGRAMS) is None, reason="needs the extra labgrid"
+)
 
 
 def soon(seconds: float = 60.0) -> Deadline:
@@ -76,7 +84,7 @@ def running(name: str, *arguments: str, folder: Path, ready: str) -> Iterator[No
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
     try:
-        until = soon()
+        until = soon(180)
         while ready not in log.read_text():
             assert process.poll() is None and not until.expired, log.read_text()
             time.sleep(0.05)
@@ -87,10 +95,30 @@ def running(name: str, *arguments: str, folder: Path, ready: str) -> Iterator[No
 
 
 @pytest.fixture
+def serial_port() -> Iterator[int]:
+    """A serial port in the network, that prints a line to everyone who connects."""
+
+    class Port(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.sendall(b"Kernel panic - not syncing\r\n")
+            self.request.recv(1)  # until the other side ends
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Port) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
 def board(
-    relay: tuple[type[Relay], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    relay: tuple[type[Relay], int],
+    serial_port: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Board]:
-    """A board whose place `rack` has the relay."""
+    """A board whose place `rack` has the relay and the serial port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -99,6 +127,7 @@ def board(
     (tmp_path / "exporter.yaml").write_text(
         "group:\n  NetworkPowerPort:\n    model: simplerest\n"
         f"    host: 'http://127.0.0.1:{relay[1]}/relay/{{index}}/{{value}}'\n    index: 0\n"
+        f"  NetworkSerialPort:\n    host: 127.0.0.1\n    port: {serial_port}\n    protocol: raw\n"
     )
     coordinator = ("labgrid-coordinator", "-l", address)
     exporter = ("labgrid-exporter", "-c", address, "-n", "lab", "exporter.yaml")
@@ -108,7 +137,8 @@ def board(
     ):
         client("create")
         client("add-match", "lab/group/*")
-        entry = {"name": "rk-01", "host": "h", "power": {"driver": "labgrid", "place": "rack"}}
+        place = {"driver": "labgrid", "place": "rack"}
+        entry = {"name": "rk-01", "host": "h", "power": place, "console": place}
         yield Board.model_validate(entry)
 
 
@@ -156,6 +186,69 @@ def test_a_place_that_this_user_has_already_is_switched_and_kept(board: Board) -
     client("acquire")
     assert Supply(board).on(soon()) is PowerState.ON
     assert "acquired: None" not in client("show")
+
+
+@installed
+def test_the_console_of_a_place_is_read_beside_its_power_and_given_back(
+    board: Board, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with capturing(board, folder):
+        until = soon(180)
+        while not last_lines(folder) and not until.expired:
+            time.sleep(0.05)
+        assert Supply(board).on(soon()) is PowerState.ON
+        assert "acquired: None" not in client("show")  # switching gave nothing back
+    assert last_lines(folder)[-1].endswith("Kernel panic - not syncing")
+    assert "acquired: None" in client("show")
+
+
+@installed
+def test_a_console_that_somebody_else_has_is_told_where_its_text_would_stand(
+    board: Board, tmp_path: Path
+) -> None:
+    client("acquire", LG_USERNAME="ann", LG_HOSTNAME="desk")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with capturing(board, folder):
+        until = soon(180)
+        while not last_lines(folder) and not until.expired:
+            time.sleep(0.05)
+    assert "cannot be read" in last_lines(folder)[0]
+    assert "acquired by desk/ann" in last_lines(folder)[0]
+
+
+SHOWN = """\
+Place 'rack':
+  matches:
+    lab/group/*
+  acquired: lab/ann
+Acquired resource 'x' (lab/group/NetworkPowerPort/NetworkPowerPort):
+  {'acquired': 'rack',
+   'cls': 'NetworkPowerPort',
+   'params': {'host': 'pdu', 'index': 0}}
+Acquired resource 'y' (lab/group/NetworkSerialPort/NetworkSerialPort):
+  {'acquired': 'rack',
+   'avail': True,
+   'cls': 'NetworkSerialPort',
+   'params': {'extra': {'path': '/dev/ttyUSB0'},
+              'host': 'lab-host',
+              'port': 40001,
+              'protocol': 'rfc2217',
+              'speed': 1500000}}
+"""
+
+
+def test_the_serial_port_is_found_in_what_labgrid_shows() -> None:
+    found = parse_serial_port(SHOWN)
+    assert found is not None
+    assert (found["host"], found["port"], found["speed"]) == ("lab-host", 40001, 1500000)
+
+
+@pytest.mark.parametrize("text", ["", SHOWN.replace("NetworkSerialPort/", "x/"), SHOWN[:-30]])
+def test_without_a_serial_port_none_is_found(text: str) -> None:
+    assert parse_serial_port(text) is None
 
 
 def test_without_labgrids_client_the_remedy_names_it(

@@ -105,10 +105,13 @@ def test_a_link_that_drops_in_mid_run_loses_nothing(lab: Any) -> None:
 def test_a_board_that_reboots_in_mid_run_is_tried_once_more_and_both_tries_are_kept(
     lab: Any,
 ) -> None:
-    boards = lab.boards("  v: {virtual: {reboot_at: 3600}}")
+    console = "console: {command: 'echo Kernel panic - not syncing; exec sleep 600'}"
+    boards = lab.boards(f"  v: {{virtual: {{reboot_at: 3600}}, {console}}}")
     result = lab.run(boards, stages=["stress"], reporter=lab.provoking("stress"))
     first, second = lab.store.campaign_runs(result.id)
     assert (first.outcome, first.error_kind, first.attempt) == ("error", "board-reset", 1)
+    assert "Kernel panic - not syncing" in first.checks[-1].sentence  # the console's last words
+    assert "console" in [series.name for series in second.series]
     assert (second.outcome, second.attempt) == ("pass", 2)
     assert result.results["v"]["stress"].attempts == 2
 

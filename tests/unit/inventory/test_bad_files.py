@@ -199,6 +199,10 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
         "devices.yaml:2: power: driver: labgrid without 'place'",
         (),
     ),
+    "boards:\n  a: {host: h, console: {driver: labgrid, command: cat}}\n": (
+        "devices.yaml:2: console: driver: labgrid without 'place'",
+        (),
+    ),
     "boards:\n  a: {host: h, power: {driver: fake}}\n": (
         "devices.yaml:2: power: driver: fake for a board of hardware",
         ("or a virtual board",),
