@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from harness.boards.power import PowerState, Supply
     from harness.boards.status import Ending, Happening, Status
     from harness.deadline import Deadline
+    from harness.farm.results import CampaignResult
     from harness.inventory import Board
     from harness.store import Store
 
@@ -72,35 +74,21 @@ def health(
 
     Exit codes: 0 all are well, 1 one computes wrongly, 2 one cannot be checked.
     """
-    from harness.cli.bringup import run
     from harness.cli.summary import print_summary
-    from harness.deploy.models import prepare_tiny
-    from harness.farm.runner import HEALTH_CHECK, Resume
-    from harness.farm.selection import bringup_options
     from harness.inventory import load_farm
-    from harness.jobs.health import HEALTH
     from harness.store import Store
 
     boards = load_farm(farm).select(names or (), tag or ())
     with Store.open() as store:
         if quarantined:
-            boards = _set_aside(store, boards)
+            boards = set_aside(store, boards)
             if not boards:
                 if as_json:
                     emit_json({"boards": {}})
                 else:
                     emit("no board is set aside")
                 return
-        options = bringup_options()
-        result = run(
-            boards,
-            prepare_tiny(options.seed),
-            options,
-            [HEALTH],
-            store,
-            resume=Resume.NEVER,
-            kind=HEALTH_CHECK,
-        )
+        result = check(boards, store)
     if as_json:
         emit_json(result.as_json())
     else:
@@ -210,7 +198,27 @@ def _switch(supply: Supply, action: str, deadline: Deadline) -> PowerState:
         return state
 
 
-def _set_aside(store: Store, boards: list[Board]) -> list[Board]:
+def check(boards: Sequence[Board], store: Store) -> CampaignResult:
+    """The health check on all of them. One that was set aside and passes is re-admitted."""
+    from harness.cli.bringup import run
+    from harness.deploy.models import prepare_tiny
+    from harness.farm.runner import HEALTH_CHECK, Resume
+    from harness.farm.selection import bringup_options
+    from harness.jobs.health import HEALTH
+
+    options = bringup_options()
+    return run(
+        boards,
+        prepare_tiny(options.seed),
+        options,
+        [HEALTH],
+        store,
+        resume=Resume.NEVER,
+        kind=HEALTH_CHECK,
+    )
+
+
+def set_aside(store: Store, boards: Sequence[Board]) -> list[Board]:
     """Those that the harness set aside, not those that a person did."""
     from harness.boards.care import Care
 

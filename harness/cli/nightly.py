@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from harness.farm.nightly import Report
     from harness.inventory import Board
     from harness.jobs.base import BringupOptions, Stage
+    from harness.store import Store
 
 # What the timer's service needs of the environment that it is installed from: places, no secrets.
 PASSED_ON = ("HARNESS_HOME", "HARNESS_CACHE")
@@ -81,6 +82,13 @@ def nightly(
         Notify,
         typer.Option(help="When HARNESS_NOTIFY_URL is told, where it is set (apprise)."),
     ] = Notify.ALWAYS,
+    recheck: Annotated[
+        bool,
+        typer.Option(
+            help="First look whether boards that the harness set aside are well again; one that "
+            "is takes part."
+        ),
+    ] = True,
     resume: ResumeOption = False,
     as_json: JsonOption = False,
     install: Annotated[
@@ -159,9 +167,12 @@ def nightly(
                 "--notify": notify.value,
             }
         )
+        words += [] if recheck else ["--no-recheck"]
         _install(timer, farm, words, at, dry_run=dry_run)
         return
-    told = _night(boards, model, options, stages, notify, resume=resume, as_json=as_json)
+    told = _night(
+        boards, model, options, stages, notify, recheck=recheck, resume=resume, as_json=as_json
+    )
     raise typer.Exit(told.exit_code)
 
 
@@ -172,6 +183,7 @@ def _night(
     stages: Sequence[Stage],
     when: Notify,
     *,
+    recheck: bool,
     resume: bool,
     as_json: bool,
 ) -> Report:
@@ -192,6 +204,8 @@ def _night(
         prepared = prepare(model, likely_layout(boards, options.engine))
         check_context(prepared, options)  # before a database is made
         with Store.open() as store:
+            if recheck:
+                _recheck(boards, store)
             result = run(boards, prepared, options, stages, store, resume=mode, kind=KIND)
             told = report(store, result, time.monotonic() - began)
     except HarnessError as error:
@@ -206,6 +220,16 @@ def _night(
     if when is Notify.ALWAYS or told.exit_code or (when is Notify.CHANGES and changed):
         _tell(told.title, told.lines())
     return told
+
+
+def _recheck(boards: Sequence[Board], store: Store) -> None:
+    """A board that was mended by day is measured again, without anybody's thinking of it."""
+    from harness.cli.care import check, set_aside
+
+    waiting = set_aside(store, boards)
+    if waiting:
+        say(f"are they well again? {', '.join(board.name for board in waiting)}")
+        check(waiting, store)
 
 
 def _tell(title: str, lines: Sequence[str]) -> None:

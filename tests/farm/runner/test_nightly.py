@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from harness.boards.care import Care
+
 NOBODY = "{host: 127.0.0.1, port: 1, host_key: 'SHA256:" + "A" * 43 + "'}"
 
 
@@ -44,3 +46,17 @@ def test_people_are_told_of_a_night_that_could_not_be_run(
     assert "missing.gguf" in said
     assert "nobody was told: " in said
     assert "planted-secret" not in said
+
+
+def test_a_board_that_the_harness_set_aside_takes_part_when_it_is_well_again(
+    lab: Any, model_file: Path
+) -> None:
+    lab.boards("  v: {virtual: {}}\n  w: {virtual: {}}\n")
+    care = Care(lab.store)
+    care.quarantine("v", "it froze")
+    care.quarantine("w", "its fan is loose", "ann@desk")
+    code, told = lab.command("nightly", f"--model={model_file}", "--stage=tiny", "--json").finish()
+    assert code == 2
+    assert told["boards"]["v"]["tiny"]["outcome"] == "pass"
+    assert care.quarantined("v") is None
+    assert told["boards"]["w"]["tiny"]["error_kind"] == "quarantined"  # a person's word stands
