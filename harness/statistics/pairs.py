@@ -163,7 +163,8 @@ def _signed_rank(n: int) -> Array:
         longer[: len(counts)] += counts
         longer[rank:] += counts
         counts = longer
-    return counts / counts.sum()
+    shares: Array = counts / counts.sum()
+    return shares
 
 
 @dataclasses.dataclass(frozen=True)
