@@ -19,9 +19,10 @@ from types import TracebackType
 import numpy as np
 
 from engine.program.conflicts import BEGIN, END, Memory, require_lives
-from engine.program.ops import Program
+from engine.program.ops import Op, Program
 from engine.program.placement import DEFAULT, Placement
 from engine.program.schedule import AsyncOps, Schedule, async_ids, derive
+from engine.runtime.mistakes import LATE_S, NONE, STRAY_S, Mistakes, Planted
 from engine.runtime.queues import Event, ExecutorStuck, Job, Queues
 from engine.runtime.slots import Slots, shared_memory
 from engine.runtime.state import Buffer, NonFinite, State
@@ -76,13 +77,34 @@ class AsyncExecutor:
         for edge in sorted(chosen.edges, key=str):
             if edge.producer not in (BEGIN, END):  # the caller's own order keeps those
                 self._waits.setdefault(edge.consumer, []).append((edge.producer, edge.steps))
+        races = getattr(unit, "races", ())  # of a faulty unit
+        self._planted = Planted(races, program, chosen, self.memory) if races else None
         self._checked = [checked(op) for op in program.ops]
         self._runs = 0  # counts on where `step` is set back
         self._closed = False
-        longest = max(self.delays.values(), default=0.0)
-        self._queues = Queues(chosen.queues, deadline_s + longest)
+        self._deadline_s = deadline_s
+        self._queues = Queues(chosen.queues, self._patience())
         # An executor that is dropped without close() leaves no threads either.
         weakref.finalize(self, self._queues.stop).atexit = False
+
+    def change(self, async_ops: AsyncOps, delays: Mapping[str, float]) -> None:
+        """Other flags and delays from the next step on, once everything submitted is over.
+
+        Raises ValueError as the constructor does, and what an op that still ran raised.
+        """
+        schedule = self.schedule.with_async(self.program, async_ops)
+        held_back = _delays(self.program, delays)
+        self.drain()
+        self.schedule, self.delays = schedule, held_back
+        self._queues.deadline_s = self._patience()
+
+    def drain(self) -> None:
+        """Wait until every op that was submitted is over. Raises what one of them raised."""
+        if self._queues.running:
+            self._queues.drain()
+
+    def _patience(self) -> float:
+        return self._deadline_s + max(self.delays.values(), default=0.0)
 
     def run(self, state: State, taps: Taps | None = None) -> Buffer:
         """One step. `state` holds inputs and caches; returns the logits (R, V).
@@ -109,18 +131,24 @@ class AsyncExecutor:
         if not self._slots.fits(tokens, rows):
             queues.drain()
             self._slots.grow(tokens, rows)
-        queues.wait(self._events(BEGIN), BEGIN)
+        planted = self._planted
+        mistakes = NONE if planted is None else planted.begin(self.schedule.asynchronous)
+        queues.wait(self._events(BEGIN, mistakes), BEGIN)
         for name in self.program.inputs:
             self._slots.put(name, state[name])
         caches = {name: state[name] for name in self.program.caches}
-        step = _Step(self.step, tokens, rows, taps, caches)
+        step = _Step(self.step, tokens, rows, taps, caches, mistakes)
         for index, op in enumerate(self.program.ops):
             work = functools.partial(self._execute, step, index)
-            job = Job(op.id, (run, index), self._events(op.id), work)
-            queues.submit(self.parts[index], job)
+            job = Job(op.id, (run, index), self._events(op.id, mistakes), work)
+            part = mistakes.moved.get(op.id, self.parts[index])
+            queues.submit(part, job)
+            if op.id in mistakes.stray:
+                stray = functools.partial(self._stray, op, mistakes.stray[op.id])
+                queues.submit(part, Job(f"{op.id}, once over", (run, index), (), stray))
             if op.id not in self.schedule.asynchronous:
                 queues.wait([(op.id, run + 1)], "the caller")
-        queues.wait(self._events(END), END)
+        queues.wait(self._events(END, mistakes), END)
         self.step += 1
         return self._slots.view(self.program.output, tokens, rows).copy()
 
@@ -152,16 +180,23 @@ class AsyncExecutor:
         except ExecutorStuck:  # the error on its way says more; a hung op ends with the process
             self._closed = True
 
-    def _events(self, act: str) -> tuple[Event, ...]:
+    def _events(self, act: str, mistakes: Mistakes) -> tuple[Event, ...]:
         """What `act` of the current run waits for."""
-        return tuple(
-            (producer, self._runs + 1 - steps) for producer, steps in self._waits.get(act, ())
-        )
+        waits = self._waits.get(act, [])
+        if mistakes is not NONE:
+            waits = [wait for wait in waits if (wait[0], act) not in mistakes.lost]
+            if act in mistakes.after:
+                waits.append((mistakes.after[act], 0))
+        return tuple((producer, self._runs + 1 - steps) for producer, steps in waits)
 
     def _execute(self, step: _Step, index: int) -> None:
         """One op, on the thread of its queue."""
-        op, slots = self.program.ops[index], self._slots
+        op, slots, mistakes = self.program.ops[index], self._slots, step.mistakes
         delay = self.delays.get(op.id, 0.0)
+        if op.id in mistakes.late:
+            delay += LATE_S
+        if op.id in mistakes.held_back:
+            self._queues.pause(LATE_S)
         start = time.perf_counter_ns()
         state = {
             name: step.caches[name]
@@ -192,6 +227,14 @@ class AsyncExecutor:
             with self._queues.changed:
                 self.trace.record(step.number, index, start, end)
 
+    def _stray(self, op: Op, target: str) -> None:
+        """A planted mistake: the op goes on writing, and not only where it says."""
+        own = next(name for name in op.writes if name not in self.program.caches)
+        end = time.monotonic() + LATE_S
+        while time.monotonic() < end:
+            self._slots.spill(target, own)
+            self._queues.pause(STRAY_S)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
@@ -202,6 +245,7 @@ class _Step:
     rows: int  # R
     taps: Taps | None
     caches: State
+    mistakes: Mistakes
 
 
 def _delays(program: Program, delays: Mapping[str, float]) -> dict[str, float]:

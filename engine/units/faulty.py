@@ -12,9 +12,21 @@
     signal:11@L02.ffn.down     the process gets signal 11
     spin@L02.ffn.down          the op never ends, and keeps a core busy
     block@L02.ffn.down         the op waits for a lock that nobody releases
+    noise:0.02@L01.attn.out    the output times 1.01, with probability 0.02 each time
 
-A fault begins after `ENGINE_FAULT_AFTER` executions of its op (default 0). OP is an op of the
-program that runs, or a part of a fused op.
+Races are mistakes of the async executor, and without effect in any other. They show only while OP
+is asynchronous, in each step with the probability VALUE (default 1):
+
+    drop-edge:0.1@L01.attn.kv          nobody waits for the op's event
+    wrong-queue:0.1@L01.attn.rope      the op is in the queue of another part
+    early-reuse:0.1@L01.attn.rope      what it reads is overwritten before it has read it
+    undeclared-write:0.1@L01.ffn.gate  it writes a buffer that it does not declare
+    drop-edge@L01.attn.kv+L01.attn.v   only while both are asynchronous
+    drop-edge@L01.attn.kv!L00.ffn.up   only while L00.ffn.up is not
+
+A fault begins after `ENGINE_FAULT_AFTER` executions of its op (default 0; races begin at once).
+Chance is seeded by `ENGINE_FAULT_SEED`; without it, every process has its own. OP is an op of the
+program that runs, or, but for races, a part of a fused op.
 """
 
 from __future__ import annotations
@@ -23,6 +35,8 @@ import dataclasses
 import functools
 import itertools
 import os
+import random
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -37,11 +51,15 @@ from engine.units.base import Unit, execute_parts, prepare
 
 @dataclasses.dataclass
 class Fault:
-    """One planted fault. `hoard` keeps what a leak allocates."""
+    """One planted fault, in `op`, the first of `ops`; it is not there while one of `unless` is
+    asynchronous. `hoard` keeps what a leak allocates."""
 
     kind: str
     value: float
     op: str
+    ops: tuple[str, ...] = ()
+    unless: frozenset[str] = frozenset()
+    chance: random.Random = dataclasses.field(default_factory=random.Random)
     executions: int = 0
     hoard: list[Any] = dataclasses.field(default_factory=list)
 
@@ -122,6 +140,12 @@ def _spin(fault: Fault, op: Op, state: State, run: Callable[[], None]) -> None:
         pass
 
 
+def _noise(fault: Fault, op: Op, state: State, run: Callable[[], None]) -> None:
+    run()
+    if fault.chance.random() < fault.value:
+        _change(op, state, op.writes, lambda values: values * values.dtype.type(1.01))
+
+
 def _block(fault: Fault, op: Op, state: State, run: Callable[[], None]) -> None:
     lock = threading.Lock()
     lock.acquire()
@@ -139,7 +163,9 @@ KINDS = {
     "signal": _signal,
     "spin": _spin,
     "block": _block,
+    "noise": _noise,
 }
+RACES = ("drop-edge", "wrong-queue", "early-reuse", "undeclared-write")  # engine.runtime.mistakes
 
 
 NEEDS = {"shift": "rope", "stale": "kv_append"}  # fault → the only op kind it can be planted in
@@ -147,21 +173,34 @@ NEEDS = {"shift": "rope", "stale": "kv_append"}  # fault → the only op kind it
 
 def parse(text: str) -> list[Fault]:
     """Raises ValueError saying which part cannot be read and what may stand there."""
-    faults = []
+    faults: list[Fault] = []
     for part in filter(None, (piece.strip() for piece in text.split(";"))):
         what, at, op = part.partition("@")
         kind, _, value = what.partition(":")
-        if not at or not op or kind not in KINDS:
+        if not at or not op or kind not in (*KINDS, *RACES):
             raise ValueError(
                 f"ENGINE_FAULT: found {part!r}, expected KIND[:VALUE]@OP with a kind of "
-                f"{', '.join(KINDS)}"
+                f"{', '.join((*KINDS, *RACES))}"
             )
         try:
             number = float(value or 1)
         except ValueError:
             raise ValueError(f"ENGINE_FAULT: {value!r} in {part!r} is not a number") from None
-        faults.append(Fault(kind, number, op))
+        together, *unless = op.split("!") if kind in RACES else [op]
+        ops = tuple(together.split("+") if kind in RACES else [op])
+        chance = _chance(len(faults))
+        faults.append(Fault(kind, number, ops[0], ops, frozenset(unless), chance))
     return faults
+
+
+def ops_of(text: str) -> set[str]:
+    """The ids that one fault names, `KIND[:VALUE]@OP`."""
+    return set(filter(None, re.split(r"[+!]", text.partition("@")[2])))
+
+
+def _chance(number: int) -> random.Random:
+    seed = os.environ.get("ENGINE_FAULT_SEED")
+    return random.Random(None if seed is None else f"{seed}/{number}")  # noqa: S311 - no secret
 
 
 def plant(unit: Unit, text: str) -> Faulty:
@@ -181,12 +220,21 @@ class Faulty:
         self.dtype, self.package = unit.dtype, unit.package
         self.after = _after(os.environ.get("ENGINE_FAULT_AFTER", "0"))
         self.faults: dict[str, list[Fault]] = {}  # op → its faults, in the order given
+        self.races = tuple(fault for fault in faults if fault.kind in RACES)
         for fault in faults:
-            self.faults.setdefault(fault.op, []).append(fault)
+            if fault.kind not in RACES:
+                self.faults.setdefault(fault.op, []).append(fault)
 
     def prepare(self, program: Program) -> None:
         """Raises ValueError for a fault in an op that the program does not have, or of a kind
         that cannot be planted there."""
+        ids = {op.id for op in program.ops}
+        for race in self.races:
+            unknown = sorted({*race.ops, *race.unless} - ids)
+            if unknown:
+                raise ValueError(
+                    f"ENGINE_FAULT: no op {unknown[0]!r} in this program{program.near(unknown[0])}"
+                )
         for fault in itertools.chain.from_iterable(self.faults.values()):
             found = [op.inner(fault.op) for op in program.ops]
             ops = [op for op in found if op is not None]

@@ -8,7 +8,7 @@ configuration is the set of steps that run asynchronously, and of those whose re
     2 delays     holding results back makes a race frequent: whose result has to be late?
     3 sets       which steps have to be asynchronous for it, one after the other
     4 minimal    does it take each of them?
-    5 confirm    they alone fail; all but they pass, or there is a second race, looked for the same way
+    5 confirm    they alone fail, all others pass; or there is a second race, to be looked for
 
 Nothing is named that was not seen to fail on its own, and to pass without each of its members, by a
 posterior of 1 - delta each.
@@ -16,6 +16,7 @@ posterior of 1 - delta each.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -43,10 +44,14 @@ from harness.bisect.threshold import BACKGROUND, Floats, ThresholdSearch
 from harness.bisect.trials import Result
 
 LEAST_P = 0.05  # a race that fails more seldom is not looked for
-SEARCH_DELTA = 0.1  # of the searches in between: what they name is tested on its own afterwards
+SEARCH_DELTA = 0.1  # of tests in between
+# Of searches: what they name is tested on its own afterwards, and looked for again if it passes.
+GUESS_DELTA, SEARCH_DELTAS = 0.3, (0.1, 0.02)
+GIVE_UP = 0.1  # probability that a guess is right, at which it is given up
 RAISED_P = 0.2  # what delays have to raise a race to, to be of use
 RAISE_TRIALS = 12  # without a failure, delays are of no use
 WHICH_DELAY = 80  # trials to find whose delay matters
+UNDELAYED = (0.5, 5.0)  # pseudo-counts: without the delay that matters, it fails now and then
 NO_DELAY = 0.1  # prior probability that it is as frequent without delays
 MOST_BACKGROUND, ALIKE = 0.4, 0.75  # q / p: at most, to search; from here on, the same failure
 MOST_RACES = 3
@@ -128,6 +133,8 @@ class RaceSearch:
         self._findings = tuple(findings)
         self._universe = frozenset(steps)  # what is not named yet
         self._enough = math.ceil(math.log(delta) / math.log1p(-LEAST_P))  # passes that rule it out
+        # That a race does not show is said with more care: nothing that follows would correct it.
+        self._patience = math.ceil(math.log(delta / 4) / math.log1p(-LEAST_P))
         self._evidence = Evidence(budget)
         self._searching: tuple[ThresholdSearch, tuple[str, ...]] | None = None
         self._races: list[Race] = []
@@ -243,6 +250,10 @@ class RaceSearch:
             rest = [step for step in steps if step not in race.steps]
             fails, without = yield from self._second(race, rest, raised)
             self._searching = None
+            bad = self._bad(race.steps, frozenset(race.delayed))
+            # What passes with all others on passes with nothing on.
+            implied = without[1] if not without[0] else 0
+            yield from self._require_clean(bad, MOST_PASSES, self.delta, implied)
             self._races.append(dataclasses.replace(race, without=without))
             if not fails:
                 return self._ended(Outcome.NAMED, "")
@@ -272,7 +283,7 @@ class RaceSearch:
     def _reproduce(self, steps: Sequence[str]) -> Asking[None]:
         """Everything asynchronous, until it has failed three times."""
         everything = Configuration(frozenset(steps))
-        most = self._enough
+        most = self._patience
         while True:
             failures, passes = self._evidence.count(everything)
             if failures >= SURE_FAILURES:
@@ -285,11 +296,11 @@ class RaceSearch:
                 )
             yield from self._evidence.ask(everything, most * (failures + 1) - passes, "validate")
 
-    def _require_clean(self, bad: Rate, most: int, delta: float) -> Asking[None]:
-        """Everything synchronous passes, so often that the rate `bad` would have shown in it, or
-        `most` times."""
+    def _require_clean(self, bad: Rate, most: int, delta: float, implied: int = 0) -> Asking[None]:
+        """Everything synchronous passes, so often that the rate `bad` would have shown in it and in
+        the `implied` passes, or `most` times."""
         nothing, unknown = Configuration(frozenset()), Rate(0, 0, BACKGROUND)
-        needed = min(most, bad.passes_until(delta))
+        needed = max(1, min(most, bad.passes_until(delta)) - implied)
         while True:
             failures, passes = self._evidence.count(nothing)
             good = Rate(failures, passes, BACKGROUND)
@@ -342,6 +353,7 @@ class RaceSearch:
             delta=SEARCH_DELTA,
             budget=min(WHICH_DELAY, self._evidence.budget - self._evidence.trials),
             weights=[NO_DELAY, *[(1 - NO_DELAY) / len(steps)] * len(steps), 0.0],
+            background_prior=UNDELAYED,
         )
         self._watch(search, steps)
 
@@ -360,36 +372,56 @@ class RaceSearch:
     def _set(
         self, steps: Sequence[str], candidate: Sequence[str], delayed: frozenset[str]
     ) -> Asking[Race]:
+        """First the likeliest step alone, as soon as there is one: most races take no more. Then
+        sets, found with more care each time."""
+
         def rates(fixed: Sequence[str]) -> tuple[Rate, Rate]:
             return self._bad(fixed or steps, delayed), self._good(fixed)
 
-        setting = Setting(steps, delayed, SEARCH_DELTA)
-        found = yield from find_set(self._evidence, setting, candidate, rates, self._watch)
-        bad = self._bad(found, delayed)
-        yield from self._require_clean(bad, MOST_PASSES, self.delta)
-        sure = dataclasses.replace(setting, delta=self.delta)
-        members, needed = yield from minimal_set(self._evidence, sure, found, rates)
-        alone = setting.with_on(members)
-        bad, good = self._bad(members, delayed, but=alone), self._good(members)
-        probability = yield from decide(
-            self._evidence,
-            alone,
-            bad,
-            good,
-            delta=self.delta,
-            phase="confirm",
-            least_failures=SURE_FAILURES,
-        )
-        if probability < 0.5:
+        setting = Setting(steps, delayed, GUESS_DELTA)
+        members, needed = list(candidate), 1.0
+        if not members:
+            members = yield from find_set(
+                self._evidence, setting, members, rates, self._watch, most=1
+            )
+        alone = yield from self._alone(setting.with_on(members), give_up=GIVE_UP)
+        for delta in SEARCH_DELTAS:
+            if alone >= 0.5:
+                break
+            with contextlib.suppress(Contradiction):
+                setting = dataclasses.replace(setting, delta=delta)
+                members = yield from find_set(
+                    self._evidence, setting, candidate, rates, self._watch
+                )
+                sure = dataclasses.replace(setting, delta=self.delta)
+                members, needed = yield from minimal_set(self._evidence, sure, members, rates)
+                alone = yield from self._alone(setting.with_on(members))
+        if alone < 0.5:
             raise Contradiction
+        failures, passes = self._evidence.count(setting.with_on(members))
         order = {step: at for at, step in enumerate(self.steps)}
-        failures, passes = self._evidence.count(alone)
         return Race(
             tuple(sorted(members, key=order.__getitem__)),
             tuple(sorted(delayed, key=order.__getitem__)),
-            probability * needed,
+            alone * needed,
             (failures, failures + passes),
             (0, 0),
+        )
+
+    def _alone(self, members: Configuration, give_up: float | None = None) -> Asking[float]:
+        """The probability that these steps fail on their own."""
+        bad = self._bad(tuple(members.on), members.delayed, but=members)
+        return (
+            yield from decide(
+                self._evidence,
+                members,
+                bad,
+                self._good(tuple(members.on)),
+                delta=self.delta,
+                phase="confirm",
+                least_failures=SURE_FAILURES,
+                give_up=give_up,
+            )
         )
 
     def _second(

@@ -24,6 +24,7 @@ MOST_MEMBERS = 5
 SURE_FAILURES = 3  # that a named set shows on its own, at least
 MOST_WEIGHT = 10  # failures that a rate is believed to rest on; it differs between configurations
 MOST_PASSES = 1000  # of one configuration in a row
+UNBOUND = 1 << 60
 ALONE = 0.7  # prior probability that no further member is needed
 NEVER = 0.02  # prior probability that what is believed to fail does not
 
@@ -99,9 +100,7 @@ class Rate:
         return MOST_PASSES
 
 
-def probability_bad(
-    bad: Rate, good: Rate, failures: int, passes: int, prior: float = 0.5
-) -> float:
+def probability_bad(bad: Rate, good: Rate, failures: int, passes: int, prior: float = 0.5) -> float:
     """That a configuration with these results fails with the rate `bad`, not `good`."""
     odds = math.log(prior / (1 - prior))
     odds += bad.log_evidence(failures, passes) - good.log_evidence(failures, passes)
@@ -115,7 +114,9 @@ class Evidence:
         self.budget, self.trials = budget, 0
         self._counts: dict[Configuration, list[int]] = {}
 
-    def ask(self, configuration: Configuration, repeats: int, phase: str) -> Asking[tuple[int, int]]:
+    def ask(
+        self, configuration: Configuration, repeats: int, phase: str
+    ) -> Asking[tuple[int, int]]:
         """Raises BudgetSpent."""
         left = self.budget - self.trials
         if left <= 0:
@@ -146,20 +147,22 @@ def decide(
     delta: float,
     phase: str,
     least_failures: int = 0,
+    give_up: float | None = None,
 ) -> Asking[float]:
-    """The probability that a configuration fails with the rate `bad`: 1 - delta or more, or at most
-    delta, with `least_failures` of its own if it fails."""
+    """The probability that a configuration fails with the rate `bad`: 1 - delta or more, with
+    `least_failures` of its own; or at most `give_up`, or delta."""
+    low = delta if give_up is None else give_up
     while True:
         failures, passes = evidence.count(configuration)
         probability = probability_bad(bad, good, failures, passes)
-        if probability <= delta:
+        if probability <= low:
             return probability
         sure = probability >= 1 - delta
         if sure and failures >= least_failures:
             return probability
         needed = 1
         while needed < MOST_PASSES and (
-            probability_bad(bad, good, failures, passes + needed) > delta
+            probability_bad(bad, good, failures, passes + needed) > low
         ):
             needed += 1
         yield from evidence.ask(configuration, needed, phase)
@@ -211,8 +214,10 @@ def find_set(
     candidate: Sequence[str],
     rates: Callable[[Sequence[str]], tuple[Rate, Rate]],
     watch: Callable[[ThresholdSearch, Sequence[str]], None],
+    most: int | None = None,
 ) -> Asking[list[str]]:
-    """A set of steps that fails on its own, of which each member was needed when it was found.
+    """A set of steps that fails on its own, of which each member was needed when it was found; of
+    that, the first `most` to be found.
 
     `candidate` is believed to be part of it. `rates(fixed)` are p and q as they are known by now,
     `watch` is told of each search and of the steps that its thresholds mean. Raises Contradiction,
@@ -238,14 +243,16 @@ def find_set(
             trials=bad.failures + bad.passes,
             background=(good.failures, good.passes),
             delta=setting.delta,
-            budget=evidence.budget - evidence.trials,
+            budget=UNBOUND,  # the evidence has one, for all searches together
             weights=[alone, *(share * weight for weight in free), never],
         )
         watch(search, steps[:limit])
         known = frozenset(fixed)
-        found = yield from threshold(
-            evidence, search, lambda m, known=known: setting.with_on(known | {*steps[:m]}), "sets"
-        )
+
+        def configuration(m: int, known: frozenset[str] = known) -> Configuration:
+            return setting.with_on(known | {*steps[:m]})
+
+        found = yield from threshold(evidence, search, configuration, "sets")
         if found.k == 0:
             return fixed
         if found.k > limit:
@@ -259,6 +266,8 @@ def find_set(
                 )
             )  # fmt: skip
         fixed.append(steps[found.k - 1])
+        if len(fixed) == most:
+            return fixed
         limit, alone, never = found.k - 1, ALONE, NEVER
 
 
@@ -280,7 +289,6 @@ def minimal_set(
             break
         rest = frozenset(kept) - {member}
         bad, good = rates(kept)
-
         probability = yield from decide(
             evidence,
             setting.with_on(rest),
@@ -294,4 +302,3 @@ def minimal_set(
         else:
             needed *= 1 - probability
     return kept, needed
-

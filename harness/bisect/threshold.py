@@ -9,8 +9,9 @@ background rate q. The posterior over k is exact under this model, for any answe
 - q is shared by all others. Its prior is Beta, from trials that were made beforehand; it is never
   taken to be zero.
 
-The next prefix to be tried is the one whose answer tells most about k (mutual information; Burnashev
-and Zigangirov 1974 search noisily for a threshold, Ben-Or and Hassidim 2008 by its posterior).
+The next prefix to be tried is the one whose answer tells most about k (mutual information;
+Burnashev and Zigangirov 1974 search noisily for a threshold, Ben-Or and Hassidim 2008 by its
+posterior).
 Deterministic failures cost about log2 n trials and a few more to be sure.
 """
 
@@ -27,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 
 SIGMA = 0.7  # of log p before the search: wider than three failures tell it (0.58)
 SPREAD = 0.2  # of log p between prefixes
-BACKGROUND = (0.5, 20.0)  # pseudo-counts of failures and passes, before any trial
+BACKGROUND = (0.5, 100.0)  # pseudo-counts of failures and passes: 0 to 2 %, before any trial
 GRID = 41
 MOST_P = 0.995  # no failure is taken to be certain
 REPEAT_ODDS = 0.5  # a batch of passes moves the odds by at most e to this
@@ -74,7 +75,8 @@ class ThresholdSearch:
 
     n: length of the list.
     failures, trials: what was seen with everything on, before the search; the prior of p.
-    background: failures and passes seen with nothing on, before the search; the prior of q.
+    background: failures and passes seen with nothing on, before the search; the prior of q, beside
+        the pseudo-counts `background_prior`.
     delta: a threshold is named once its posterior is 1 - delta.
     budget: trials that may be told.
     weights: prior weight of each threshold 0 … n + 1; default: 1 … n alike, 0 and n + 1 never.
@@ -96,6 +98,7 @@ class ThresholdSearch:
         allowed: Collection[int] | None = None,
         sigma: float = SIGMA,
         spread: float = SPREAD,
+        background_prior: tuple[float, float] = BACKGROUND,
     ) -> None:
         if n < 1 or not 0 < delta < 0.5 or budget < 0:
             raise ValueError(
@@ -116,8 +119,8 @@ class ThresholdSearch:
         self._prior = prior - logsumexp(prior)
         around = np.minimum(self._log_p[:, None] + spread * _Z, np.log(0.999))  # (grid, 5)
         self._log_fail, self._log_pass = around, np.log1p(-np.exp(around))
-        self._a = BACKGROUND[0] + background[0]
-        self._b = BACKGROUND[1] + background[1]
+        self._a = background_prior[0] + background[0]
+        self._b = background_prior[1] + background[1]
         self._told: dict[int, list[int]] = {}  # prefix → failures, passes
         self._state: _State | None = None
 

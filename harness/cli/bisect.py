@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli.bisect_race import race
 from harness.cli.output import emit, emit_json, guard, say, visible
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ StoreOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+app.command()(race)
 
 
 @app.callback()

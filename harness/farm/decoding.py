@@ -138,6 +138,40 @@ class DecodeSession:
         Raises DecodeFailed when the engine fails or is not done in `timeout_s`, BoardError when the
         board does.
         """
+        context, log, left = self._attempt(job, parameters, timeout_s, engine)
+        try:
+            _require_good(context, log, job)
+        except BoardError as error:
+            self.deployed.stale = self.deployed.stale or error.kind == "board-reset"
+            raise
+        self._require_clean(job, left)
+        return log
+
+    def attempt(
+        self,
+        job: str,
+        parameters: Mapping[str, Any],
+        *,
+        timeout_s: float = 120.0,
+        engine: Mapping[str, Any] | None = None,
+    ) -> RunLog:
+        """As `run`, but whatever the end: all that it told, for a judge of one's own.
+
+        Raises BoardError when the board cannot be reached, or cannot be cleaned afterwards.
+        """
+        _, log, left = self._attempt(job, parameters, timeout_s, engine)
+        self.deployed.stale = self.deployed.stale or log.status == "board-reset"
+        self._require_clean(job, left)
+        return log
+
+    def _attempt(
+        self,
+        job: str,
+        parameters: Mapping[str, Any],
+        timeout_s: float,
+        engine: Mapping[str, Any] | None,
+    ) -> tuple[StageContext, RunLog, list[str]]:
+        """What it ran in, what it told, and what of it is still alive."""
         there = self.deployed
         choice = there.engine
         if engine:
@@ -174,20 +208,17 @@ class DecodeSession:
         finally:
             limit = Deadline.after(CLEAN_S, f"cleaning {there.board.name}")
             left = lifecycle.clean_up(there.connect(), deployment, remote, limit)
-        try:
-            _require_good(context, log, job)
-        except BoardError as error:
-            there.stale = there.stale or error.kind == "board-reset"
-            raise
+        return context, log, left
+
+    def _require_clean(self, job: str, left: Sequence[str]) -> None:
         if left:
             raise BoardError(
-                there.board.name,
+                self.deployed.board.name,
                 "busy",
                 f"the run of {job} left {'; '.join(left)}",
                 expected="nothing of a run on the board after its end",
                 remedy="restart the board if not even SIGKILL ends it",
             )
-        return log
 
 
 def _require_good(context: StageContext, log: RunLog, job: str) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from harness.boards.care import Care
+from harness.boards.leases import Leases, lease_guard
 from harness.connect import BoardSession, open_session
 from harness.deadline import Deadline
 from harness.deploy.models import in_layout
 from harness.errors import BoardError
 from harness.farm.aboard import make_room, runs_of_tests
 from harness.farm.board import CLEAN_S, CONNECT_S
+from harness.farm.campaign import LEASE_TTL_S
 from harness.farm.placing import Placed, place
 from harness.farm.resume import abandon, orphans
 from harness.jobs import lifecycle
@@ -174,6 +177,21 @@ class Deployed:
     def _clean(self, remote: RemoteRun) -> None:
         limit = Deadline.after(CLEAN_S, f"cleaning {self.board.name}")
         lifecycle.clean_up(self.connect(), remote.deployment, remote, limit)
+
+
+@contextlib.contextmanager
+def on_board(
+    board: Board, model: PreparedModel, asked: Engine, store: Store, reason: str
+) -> Iterator[Deployed]:
+    """The board with its lease held for `reason`, engine and model on it. Raises BoardError, as for
+    one that was set aside."""
+    Care(store).require_admitted(board.name)
+    with lease_guard(Leases(store), board.name, reason, ttl_s=LEASE_TTL_S):
+        there = Deployed(board, model, asked, store)
+        try:
+            yield there
+        finally:
+            there.close()
 
 
 def facts_properties(facts: Mapping[str, Any]) -> dict[str, Any]:

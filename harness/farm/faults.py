@@ -25,7 +25,7 @@ def environment_for(environment: Mapping[str, str], model: PreparedModel) -> dic
     found = dict(environment)
     text = found.pop(VARIABLE, "")
     known = _ids(model.hyperparameters) if text else set()
-    kept = [piece for piece in _pieces(text) if piece.partition("@")[2] in known]
+    kept = [piece for piece in _pieces(text) if _ops(piece) <= known]
     if kept:
         found[VARIABLE] = ";".join(kept)
     return found
@@ -37,8 +37,7 @@ def require_ops(boards: Iterable[Board], model: PreparedModel) -> None:
         pieces = _pieces(board.environment.get(VARIABLE, ""))
         known = _ids(model.hyperparameters) if pieces else set()
         for piece in pieces:
-            op = piece.partition("@")[2]
-            if op not in known:
+            for op in sorted(_ops(piece) - known):
                 near = _programs(model.hyperparameters)[-1].near(op).removeprefix("; near: ")
                 raise HarnessError(
                     f"ENGINE_FAULT: {model.name} has no op {op!r}",
@@ -46,6 +45,13 @@ def require_ops(boards: Iterable[Board], model: PreparedModel) -> None:
                     expected=f"an op of it, such as {near}" if near else "an op of it",
                     remedy="correct it in devices.yaml or in --board-env",
                 )
+
+
+def _ops(piece: str) -> set[str]:
+    """The ids that a fault names; one that names none names the op ""."""
+    from engine.units.faulty import ops_of  # numpy, only where a fault is asked for
+
+    return ops_of(piece) or {""}
 
 
 def _pieces(text: str) -> list[str]:
