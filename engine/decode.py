@@ -224,9 +224,9 @@ def _executor(
 
         return CompiledExecutor(program, unit, trace, rows=rows)
     if options.executor == "async":
-        from engine.runtime.async_ import AsyncExecutor
+        from engine.runtime.async_ import AsyncExecutor, patience
 
-        return AsyncExecutor(program, unit, trace=trace)
+        return AsyncExecutor(program, unit, trace=trace, deadline_s=patience())
     return SyncExecutor(program, unit, trace)
 
 

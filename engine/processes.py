@@ -228,7 +228,12 @@ class EngineProcess:
 
     def exit_data(self) -> dict[str, Any]:
         assert self.status is not None
-        data: dict[str, Any] = {"pid": self.pid, "rusage": self._usage}
+        data: dict[str, Any] = {
+            "pid": self.pid,
+            "wait_status": self.status,
+            "core": os.WCOREDUMP(self.status),
+            "rusage": self._usage,
+        }
         if os.WIFSIGNALED(self.status):
             number = os.WTERMSIG(self.status)
             data["signal"] = signal.Signals(number).name if number < 32 else f"signal {number}"

@@ -24,6 +24,7 @@ SPEC_VERSION = 3
 EVENT_KINDS = (
     "run-start",  # supervisor: run_id, boot_id, pid, pgid, wall_time_s, host facts of the run
     "engine-start",  # supervisor: attempt, pid
+    "evidence",  # supervisor: what an engine that ended badly left (engine.evidence)
     "engine-exit",  # supervisor: attempt, code | signal, rusage, planned
     "sample",  # supervisor: one resource sample (engine.measure.sampler.Sample)
     "ready",  # engine: versions, unit, threads, package hash, seconds to load

@@ -5,6 +5,7 @@
     events.jsonl         numbered events; one writer, the supervisor; append only
     arrays/NAME.npz      arrays, each announced by an `array` event with its hash
     engine.ATTEMPT.log   stdout and stderr of each engine process, capped
+    crash.ATTEMPT.txt    what an engine wrote of itself as a signal ended it (engine.crashing)
     stacks.ATTEMPT.log   where an engine stood that was ended for its silence (engine.watchdog)
     supervisor.log       stderr of the supervisor itself
 

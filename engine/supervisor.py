@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import processes
+from engine.evidence import Evidence, lean
 from engine.processes import EngineProcess
 from engine.records import RecordError, RunSpec
 from engine.spool import (
@@ -89,6 +90,7 @@ class Supervisor:
         self._signals: list[int] = []
         self._last_error = ""
         self._oom_kills = processes.oom_kills()
+        self._evidence = Evidence(folder)
 
     def run(self) -> str:
         """Start the engine, watch it to its end, close the spool."""
@@ -123,6 +125,7 @@ class Supervisor:
         except SpoolFull:  # raised once; the reserve has been given back for this very event
             self._spool.emit("run-end", end)
         self._spool.close()
+        self._evidence.close()
 
     def _tell_start(self) -> None:
         identity = {
@@ -159,6 +162,7 @@ class Supervisor:
             if now >= next_sample:
                 data = self._engine.sampler.sample().to_data()
                 self._spool.emit("sample", {"attempt": self._attempt, **data})
+                self._evidence.look()
                 next_sample = max(next_sample + period, now)
             self._keep_times(now)
 
@@ -242,6 +246,7 @@ class Supervisor:
             lambda fd: self._command(spec, self.folder, fd, self._attempt), self.folder, log
         )
         self._spool.emit("engine-start", {"attempt": self._attempt, "pid": engine.pid})
+        self._evidence.begin(engine.pid)
         self._silence.over()
         return engine
 
@@ -291,6 +296,8 @@ class Supervisor:
         kills = processes.oom_kills()
         if kills is not None and self._oom_kills is not None:
             data["oom_kills"] = kills - self._oom_kills  # of the whole board, since the run began
+        if planned is None and data.get("code") != 0 and self._status() != "cancelled":
+            self._spool.emit("evidence", lean(self._evidence.collect(self._attempt)))
         self._spool.emit("engine-exit", data)
         if self._stop is not None:
             return self._stop
@@ -304,6 +311,10 @@ class Supervisor:
         if data.get("oom_kills"):
             how += f"; the kernel killed {data['oom_kills']} process(es) for memory meanwhile"
         return "failed", f"engine ended with {how}; {self._last_error}".rstrip("; ")
+
+    def _status(self) -> str:
+        """How the run ends, as far as that is decided."""
+        return self._stop[0] if self._stop is not None else ""
 
     def _end_engine_now(self) -> None:
         if self._engine is not None and self._engine.status is None:

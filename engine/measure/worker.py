@@ -21,11 +21,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine import crashing
 from engine.records import RunSpec
 from engine.watchdog import answer_to_requests, stacks_name
 
 if TYPE_CHECKING:
     from engine.measure.context import Emit
+    from engine.package import Package
     from engine.units import Unit
 
 # Every BLAS that a numpy wheel or a distribution may bring.
@@ -40,6 +42,7 @@ THREAD_VARIABLES = (
 # second BLAS thread does not speed up (67 ms a token with 1 and with 2 threads, SmolLM2-135M on
 # Zen 3), and a spinning team slows its neighbours down.
 DEFAULT_THREADS = 1
+STUCK_SHARE = 0.6  # of the supervisor's patience
 _JOB_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -60,7 +63,10 @@ def main(argv: Sequence[str]) -> int:
         print(f"engine work: {options.spec}: {error}", file=sys.stderr)
         return 2
     answer_to_requests(options.spool / stacks_name(options.attempt))
+    crashing.record_to(options.spool / crashing.record_name(options.attempt))
     threads = set_threads(spec)
+    if spec.stall_s is not None:  # queues that wait for each other say so before they are ended
+        os.environ.setdefault("ENGINE_STUCK_S", f"{max(1.0, STUCK_SHARE * spec.stall_s):g}")
 
     from engine.spool import EnginePipe
 
@@ -165,9 +171,21 @@ def run(
     emit("ready", plain(ready))
     try:
         job.run(context)
+    except ArithmeticError as error:
+        _look_at_weights(error, package)
+        raise
     finally:
         if package is not None:
             package.close()
+
+
+def _look_at_weights(error: ArithmeticError, package: Package | None) -> None:
+    """Adds to a NonFinite's evidence what the op multiplied by."""
+    from engine.measure.numbers import about_weights
+    from engine.runtime.state import NonFinite
+
+    if isinstance(error, NonFinite) and package is not None:
+        error.evidence.update(about_weights(package, str(error.op)))
 
 
 def kernels(unit: Unit) -> Mapping[str, str]:
@@ -206,12 +224,16 @@ def blas_name() -> str:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """An `error` event: kind (the class), message, step, layer and op where the error has them."""
-    where = {
+    """An `error` event: kind (the class), message, step, layer and op where the error has them, and
+    its `evidence`, plain JSON of its own."""
+    where: dict[str, Any] = {
         name: getattr(error, name)
         for name in ("step", "layer", "op")
         if isinstance(getattr(error, name, None), (int, str))
     }
+    evidence = getattr(error, "evidence", None)
+    if isinstance(evidence, Mapping) and evidence:
+        where["evidence"] = dict(evidence)
     frames = traceback.extract_tb(error.__traceback__)
     raised_at = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames]
     return {

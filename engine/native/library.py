@@ -17,6 +17,7 @@ from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uin
 from pathlib import Path
 from typing import Any
 
+from engine import crashing
 from engine.native.compilers import BuildError
 from engine.native.features import CpuFeatures, detect
 from engine.native.isa import OVERRIDE, Choice, UnknownIsa, choose
@@ -66,7 +67,7 @@ class Command(ctypes.Structure):
         *((name, c_int32) for name in ("heads", "kv_heads", "head_dim", "keep")),
         ("eps", c_float),
         ("rope_scale", c_float),
-        ("unused", c_int32),
+        ("name", c_int32),
         *((name, c_void_p) for name in ("x", "x2", "x3", "x4")),
         ("out", c_void_p * 3),
         ("norm", c_void_p),
@@ -110,7 +111,12 @@ _FUNCTIONS: dict[str, tuple[Any, Sequence[Any]]] = {
     "dn_isas": (c_char_p, ()),
     "dn_hwcap": (c_uint64, (c_int32,)),
     "dn_sizes": (None, (c_void_p,)),
+    "dn_crash_record": (c_int32, (c_int32,)),
+    "dn_crash_name": (c_int32, (c_char_p,)),
 }
+
+
+_names: dict[str, int] = {}  # op ids that the library knows: it keeps them once for a process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +137,12 @@ class Library:
         read = self.functions.dn_read_bandwidth
         failed = read(threads, size, streams, prefetch, int(huge), passes, rates)
         return [] if failed else list(rates)
+
+    def name(self, op_id: str) -> int:
+        """What commands name an op by, for the record of a crash."""
+        if op_id not in _names:
+            _names[op_id] = int(self.functions.dn_crash_name(op_id.encode()))
+        return _names[op_id]
 
     def choose(self, override: str | None = None) -> Choice:
         """The kernels to use: `override`, else $ENGINE_KERNELS, else the best for the CPUs.
@@ -190,5 +202,6 @@ def load() -> Library:
             f"{path}: structures of {list(found)} bytes, expected {expected}; it belongs to other "
             "sources: build it again"
         )
+    crashing.begin(functions)
     isas = tuple(functions.dn_isas().decode().split(","))
     return Library(path, functions, detect(), isas)

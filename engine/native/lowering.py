@@ -8,7 +8,7 @@ stands for, so fusing changes no bit of a result.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from engine.architectures import Hyperparameters
@@ -44,10 +44,12 @@ class Place(Protocol):
 
 
 class Lowering:
-    """Makes commands for the ops of one package."""
+    """Makes commands for the ops of one package. `name`: what a crash record calls an op by."""
 
-    def __init__(self, weights: Weights, hp: Hyperparameters) -> None:
-        self.weights, self.hp = weights, hp
+    def __init__(
+        self, weights: Weights, hp: Hyperparameters, name: Callable[[str], int] | None = None
+    ) -> None:
+        self.weights, self.hp, self._name = weights, hp, name
 
     def lower(self, op: Op, place: Place, index: int = 0) -> list[Command]:
         """The commands of `op`, marked as those of op number `index`.
@@ -62,6 +64,7 @@ class Lowering:
             at += used
         for command in commands:
             command.op = index
+            command.name = self._name(op.id) if self._name is not None else 0
         return commands
 
     def _next(

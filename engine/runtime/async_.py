@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 import time
 import weakref
 from collections.abc import Mapping
@@ -31,6 +32,12 @@ from engine.runtime.trace import Taps, Trace
 from engine.units.base import Unit, prepare
 
 DEADLINE_S = 120.0  # longest time without any op ending; a long prefill of a large model fits
+PATIENCE_VARIABLE = "ENGINE_STUCK_S"  # the environment's, in place of it
+
+
+def patience() -> float:
+    """Seconds without progress after which a run's executor says that it is stuck."""
+    return float(os.environ.get(PATIENCE_VARIABLE) or DEADLINE_S)
 
 
 class AsyncExecutor:

@@ -11,13 +11,21 @@ import dataclasses
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 Event = tuple[str, int]  # an act, and how many times it must be over
 
 
 class ExecutorStuck(RuntimeError):
-    """Nothing moved for as long as the deadline allows; the message says where each queue is."""
+    """Nothing moved for as long as the deadline allows; the message says where each queue is.
+
+    `evidence` holds who waits for whom, as plain JSON.
+    """
+
+    def __init__(self, message: str, waits: Sequence[Mapping[str, str]] = ()) -> None:
+        super().__init__(message)
+        self.evidence: dict[str, Any] = {"waits": [dict(wait) for wait in waits]}
 
 
 class Cancelled(Exception):
@@ -43,6 +51,8 @@ class Queues:
         self._names = tuple(names)
         self._jobs: dict[str, deque[Job]] = {name: deque() for name in self._names}
         self._doing: dict[str, str] = {}  # queue → what it is at, for a diagnosis
+        self._waiting: dict[str, Job] = {}  # queue → the job whose events it waits for
+        self._given: dict[str, int] = {}  # act → how often it was submitted, or over before
         self._threads: list[threading.Thread] = []
         self._stop = threading.Event()
         self._counts: dict[str, int] = {}
@@ -55,7 +65,7 @@ class Queues:
     def start(self, counts: Mapping[str, int]) -> None:
         """Start the threads, with `counts` of what is already over."""
         self._stop.clear()
-        self._counts = dict(counts)
+        self._counts, self._given = dict(counts), dict(counts)
         for name in self._names:
             thread = threading.Thread(
                 target=self._serve, args=(name,), name=f"engine-{name}", daemon=True
@@ -68,6 +78,7 @@ class Queues:
         with self.changed:
             if self._failure is None:
                 self._jobs[queue].append(job)
+                self._given[job.name] = self._given.get(job.name, 0) + 1
                 self.changed.notify_all()
                 return
         self._raise_failure()
@@ -75,7 +86,8 @@ class Queues:
     def wait(self, events: Iterable[Event], who: str) -> None:
         """The caller waits. Raises a job's error, or ExecutorStuck when nothing moves."""
         pending = list(events)
-        self._wait_until(lambda: self._over(pending), f"{who} waits for {self._missing(pending)}")
+        what = f"{who} waits for {self._missing(pending)}"
+        self._wait_until(lambda: self._over(pending), what, pending)
         if self._failure is not None:
             self._raise_failure()
 
@@ -128,13 +140,16 @@ class Queues:
         errors the first in program order is found."""
         return self._stop.is_set() or (self._failure is not None and job.place > self._failure[0])
 
-    def _wait_until(self, ready: Callable[[], bool], what: str) -> None:
+    def _wait_until(
+        self, ready: Callable[[], bool], what: str, pending: Sequence[Event] = ()
+    ) -> None:
         with self.changed:
             while not ready() and self._failure is None:
                 # Woken by progress alone, so that an expired wait means there was none.
                 if not self.changed.wait(self.deadline_s):
                     raise ExecutorStuck(
-                        f"no op ended for {self.deadline_s:g} s while {what}: {self._diagnosis()}"
+                        f"no op ended for {self.deadline_s:g} s while {what}: {self._diagnosis()}",
+                        self._waits(pending),
                     )
 
     def _raise_failure(self) -> None:
@@ -150,6 +165,32 @@ class Queues:
         at = [f"{name} {self._doing.get(name, 'is idle')}" for name in self._names]
         return "; ".join(at)
 
+    def _waits(self, pending: Sequence[Event]) -> list[dict[str, str]]:
+        """Who waits for what, and which queue has that; "" for an act that was given to a queue and
+        that none has any more: its end was not counted."""
+        waiting = [("the caller", "", pending)]
+        waiting += [(name, job.name, job.waits) for name, job in self._waiting.items()]
+        found = []
+        for who, before, events in waiting:
+            for act, count in events:
+                if self._counts.get(act, 0) < count:
+                    holder = self._holder(act, count)
+                    wait = {"who": who, "before": before, "op": act, "held_by": holder}
+                    found.append(wait)
+        return found
+
+    def _holder(self, act: str, count: int) -> str:
+        """The queue that has `act`, at hand or behind other jobs; the caller before it gave it."""
+        for name in self._names:
+            if any(job.name == act for job in self._jobs[name]):
+                return name
+            waiting = self._waiting.get(name)
+            if waiting is not None and waiting.name == act:
+                return name
+            if self._doing.get(name) == f"is at {act}":
+                return name
+        return "" if self._given.get(act, 0) >= count else "the caller"
+
     def _serve(self, name: str) -> None:
         jobs = self._jobs[name]
         while True:
@@ -162,7 +203,9 @@ class Queues:
                 self._doing[name] = f"is at {job.name}"
                 while not self._over(job.waits) and not self._dropped(job):
                     self._doing[name] = f"waits before {job.name} for {self._missing(job.waits)}"
+                    self._waiting[name] = job
                     self.changed.wait()
+                self._waiting.pop(name, None)
                 dropped = self._dropped(job)
                 self._doing[name] = f"is at {job.name}"
             error: BaseException | None = None

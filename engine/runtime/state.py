@@ -32,6 +32,7 @@ class NonFinite(ArithmeticError):
     def __init__(self, step: int, op: Op, count: int, size: int, kind: str) -> None:
         self.step, self.op, self.layer = step, op.id, op.layer
         self.count, self.size, self.kind = count, size, kind
+        self.evidence: dict[str, Any] = {}  # plain JSON: what else is known of the numbers
         super().__init__(step, op.id, count, size, kind)
 
     def __str__(self) -> str:

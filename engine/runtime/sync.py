@@ -85,4 +85,10 @@ def require_finite(step: int, op: Op, values: Buffer) -> None:
         nans = int(np.isnan(flat).sum())
         count = int(flat.size - np.count_nonzero(finite))
         kind = "NaN" if nans == count else "infinite" if not nans else "NaN or infinite"
-        raise NonFinite(step, op, count, flat.size, kind)
+        error = NonFinite(step, op, count, flat.size, kind)
+        error.evidence = {"kind": kind, "nan": nans, "infinite": count - nans}
+        error.evidence["first at"] = int(np.flatnonzero(~finite)[0])
+        if finite.any():
+            rest = flat[finite]
+            error.evidence["range of the rest"] = [float(rest.min()), float(rest.max())]
+        raise error

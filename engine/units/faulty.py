@@ -13,6 +13,9 @@
     spin@L02.ffn.down          the op never ends, and keeps a core busy
     block@L02.ffn.down         the op waits for a lock that nobody releases
     noise:0.02@L01.attn.out    the output times 1.01, with probability 0.02 each time
+    abba@L02.ffn.down          two threads each wait for the lock that the other has
+    lost@L02.ffn.down          the op ends and nobody is told (async executor)
+    overrun:4096@L02.ffn.down  the kernel writes so many outputs too many (native unit)
 
 Races are mistakes of the async executor, and without effect in any other. They show only while OP
 is asynchronous, in each step with the probability VALUE (default 1):
@@ -45,6 +48,7 @@ from typing import Any
 import numpy as np
 
 from engine.program.ops import FUSED, Op, Program
+from engine.runtime.queues import Cancelled
 from engine.runtime.state import Buffer, CacheOverflow, NonFinite, State
 from engine.units.base import Unit, execute_parts, prepare
 
@@ -52,7 +56,7 @@ from engine.units.base import Unit, execute_parts, prepare
 @dataclasses.dataclass
 class Fault:
     """One planted fault, in `op`, the first of `ops`; it is not there while one of `unless` is
-    asynchronous. `hoard` keeps what a leak allocates."""
+    asynchronous. `hoard` keeps what a leak allocates; `unit` is where it is planted."""
 
     kind: str
     value: float
@@ -62,6 +66,7 @@ class Fault:
     chance: random.Random = dataclasses.field(default_factory=random.Random)
     executions: int = 0
     hoard: list[Any] = dataclasses.field(default_factory=list)
+    unit: Any = None
 
 
 def _change(op: Op, state: State, names: Sequence[str], change: Callable[[Buffer], Buffer]) -> None:
@@ -152,6 +157,45 @@ def _block(fault: Fault, op: Op, state: State, run: Callable[[], None]) -> None:
     lock.acquire()
 
 
+def _abba(fault: Fault, op: Op, state: State, run: Callable[[], None]) -> None:
+    first, second, both = threading.Lock(), threading.Lock(), threading.Barrier(2)
+
+    def other_thread() -> None:
+        with second:
+            both.wait()
+            first.acquire()
+
+    threading.Thread(target=other_thread, daemon=True).start()
+    with first:
+        both.wait()
+        second.acquire()
+
+
+def _lost(fault: Fault, op: Op, state: State, run: Callable[[], None]) -> None:
+    """What a queue takes for a job that was dropped: its end counts for nobody."""
+    run()
+    raise Cancelled
+
+
+def _overrun(fault: Fault, op: Op, state: State, run: Callable[[], None]) -> None:
+    lowering = getattr(fault.unit, "lowering", None)
+    if lowering is None:
+        raise ValueError("ENGINE_FAULT: overrun is a fault of kernels; choose unit native")
+    matrix, lower = lowering.weights.matrix(op.weights[0]), lowering.lower
+
+    def beyond(*arguments: Any) -> Any:
+        commands = lower(*arguments)
+        matrix.n += int(fault.value)  # after its buffer was made
+        return commands
+
+    lowering.lower = beyond
+    try:
+        run()
+    finally:
+        lowering.lower = lower
+        matrix.n -= int(fault.value)
+
+
 KINDS = {
     "scale": _scale,
     "nan": _nan,
@@ -164,11 +208,18 @@ KINDS = {
     "spin": _spin,
     "block": _block,
     "noise": _noise,
+    "abba": _abba,
+    "lost": _lost,
+    "overrun": _overrun,
 }
 RACES = ("drop-edge", "wrong-queue", "early-reuse", "undeclared-write")  # engine.runtime.mistakes
 
 
-NEEDS = {"shift": "rope", "stale": "kv_append"}  # fault → the only op kind it can be planted in
+NEEDS = {
+    "shift": "rope",
+    "stale": "kv_append",
+    "overrun": "linear",
+}  # fault → the only op kind it can be planted in
 
 
 def parse(text: str) -> list[Fault]:
@@ -224,6 +275,8 @@ class Faulty:
         for fault in faults:
             if fault.kind not in RACES:
                 self.faults.setdefault(fault.op, []).append(fault)
+            fault.unit = unit
+            self.faults.setdefault(fault.op, []).append(fault)
 
     def prepare(self, program: Program) -> None:
         """Raises ValueError for a fault in an op that the program does not have, or of a kind

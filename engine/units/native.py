@@ -60,7 +60,7 @@ class Native:
         self.choice: Choice = self.library.choose(kernels)
         self.threads, self.pin = threads, tuple(pin)
         self.weights = Weights(package, huge_pages=huge_pages)
-        self.lowering = Lowering(self.weights, package.hyperparameters)
+        self.lowering = Lowering(self.weights, package.hyperparameters, self.library.name)
         self._teams = threading.local()
         self.kernels = self._kernels()
 

@@ -55,7 +55,7 @@ typedef struct {
     int32_t heads, kv_heads, head_dim;
     int32_t keep;  /* slots of the kept prefix, 0 without a ring */
     float eps, rope_scale;
-    int32_t unused;
+    int32_t name;  /* of the op, as dn_crash_name gave it */
     const float *x, *x2, *x3, *x4; /* inputs; attention: q, k, v, queries for the prefix */
     float *out[3]; /* rope: q, k, q for the prefix; DN_SWIGLU_OUT: product, gate, up */
     const float *norm;     /* linear: RMSNorm weight applied to x first */
@@ -105,6 +105,12 @@ int32_t dn_read_bandwidth(int32_t threads, int64_t bytes, int32_t streams, int32
 const char *dn_isas(void);    /* compiled in, comma-separated, slowest first */
 uint64_t dn_hwcap(int32_t n); /* AT_HWCAP, AT_HWCAP2; 0 where there is none */
 void dn_sizes(int64_t sizes[5]);
+
+/* From now on a fatal signal of this process writes a record to `fd`, which stays open, and then
+ * goes where it went before. 0, or -1 where that cannot be had; once in a process. */
+int32_t dn_crash_record(int32_t fd);
+/* Keep the id of an op for such a record; what commands name it by. 0 (no name) when all is full. */
+int32_t dn_crash_name(const char *id);
 
 /* --- what kernels.c provides for each instruction set ------------------------------------- */
 

@@ -387,6 +387,7 @@ void dn_work(dn_team *team, int32_t thread)
     int64_t before = traced ? dn_now_ns() : 0;
     for (int32_t i = 0; i < team->count; i++) {
         const dn_command *c = &team->commands[i];
+        atomic_store_explicit(&team->places[thread].op, c->name, memory_order_relaxed);
         switch (c->kind) {
         case DN_EMBED: run_embed(team, c, thread); break;
         case DN_RMSNORM: run_rmsnorm(team, c, thread); break;

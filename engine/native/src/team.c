@@ -110,6 +110,7 @@ static void *helper(void *argument)
     free(argument);
     dn_team *team = start.team;
     pin(start.cpu);
+    atomic_store(&team->places[start.thread].thread, dn_thread_id());
     uint32_t seen = 0;
     for (;;) {
         if (!changed(&team->generation, seen)) {
@@ -152,7 +153,8 @@ dn_team *dn_team_create(int32_t threads, const int32_t *cpus, const char *isa)
     team->helpers = calloc((size_t)threads, sizeof *team->helpers);
     team->scratch = calloc((size_t)threads, sizeof *team->scratch);
     team->blocks = calloc((size_t)threads + 1, sizeof *team->blocks);
-    if (!team->helpers || !team->scratch || !team->blocks) {
+    team->places = calloc((size_t)threads, sizeof *team->places);
+    if (!team->helpers || !team->scratch || !team->blocks || !team->places) {
         dn_team_destroy(team);
         return NULL;
     }
@@ -166,12 +168,14 @@ dn_team *dn_team_create(int32_t threads, const int32_t *cpus, const char *isa)
         }
         team->started = i;
     }
+    dn_crash_team(team, 1);
     return team;
 }
 
 void dn_team_destroy(dn_team *team)
 {
     if (!team) return;
+    dn_crash_team(team, 0);
     if (team->process == getpid()) { /* a forked child has no helpers, and locks as they were */
         atomic_store(&team->quit, 1);
         wake_all(team);
@@ -183,6 +187,7 @@ void dn_team_destroy(dn_team *team)
     free(team->blocks);
     free(team->scratch);
     free(team->helpers);
+    free(team->places);
     free(team);
 }
 
@@ -281,8 +286,10 @@ int32_t dn_run(dn_team *team, const dn_command *commands, int32_t count, dn_step
     int32_t refused = dn_start_step(team);
     if (refused) return refused;
     if (team->threads > 1) wake_all(team);
+    atomic_store_explicit(&team->places[0].thread, dn_thread_id(), memory_order_relaxed);
     dn_work(team, 0);
     dn_barrier(team);
+    atomic_store_explicit(&team->places[0].op, 0, memory_order_relaxed);
     step->overflow = atomic_load(&team->overflow);
     return atomic_load(&team->stop) ? DN_STOPPED : 0;
 }

@@ -35,8 +35,16 @@ typedef struct {
 /* Attention of up to so many rows is split over slots too; more rows are work enough alone. */
 enum { DN_SPLIT_ROWS = 16 };
 
+/* Where a thread is, for the record of a crash; in a cache line of its own. */
+typedef struct {
+    _Atomic pid_t thread; /* the system's number of it */
+    _Atomic int32_t op;   /* name of the op at hand, as dn_crash_name gave it; 0: none */
+    char apart[64 - sizeof(pid_t) - sizeof(int32_t)];
+} dn_place;
+
 struct dn_team {
     int32_t threads;
+    dn_place *places;
     pid_t process; /* that its helpers live in */
     const dn_kernels *kernels;
     /* the step in hand */
@@ -69,4 +77,6 @@ struct dn_team {
 void dn_barrier(dn_team *);
 int64_t dn_now_ns(void);
 void dn_work(dn_team *, int32_t thread); /* run.c: this thread's share of the step */
+pid_t dn_thread_id(void);
+void dn_crash_team(dn_team *, int alive); /* crash.c: a team begins or ends */
 #endif
