@@ -63,6 +63,22 @@ class Check(Record):
     sentence: str
 
 
+class CrashNote(Record):
+    """A crash as it is kept and shown (harness/triage). `name` is its class; `hash` names what is
+    the same crash on any board, `finer` a part of that: the same model, options and all frames.
+    `facts` are (what, found) lines of evidence."""
+
+    name: str = Field(max_length=40)
+    signature: str = Field(max_length=1000)
+    hash: str = Field(pattern="^[0-9a-f]{16}$")
+    finer: str = Field(pattern="^[0-9a-f]{16}$")
+    headline: str
+    sentence: str
+    remedy: str
+    op: str = ""
+    facts: tuple[tuple[str, str], ...] = ()
+
+
 class Verdict(Record):
     """A stage's conclusion. `culprit` is an op id, and only set when the evidence names one."""
 
@@ -72,3 +88,4 @@ class Verdict(Record):
     culprit: str | None = None
     remedy: str | None = None  # what to do next, for FAIL and ERROR
     details: dict[str, Any] = Field(default_factory=dict)  # a model of harness.jobs.details
+    crash: CrashNote | None = None  # what is known of an engine that ended badly

@@ -8,15 +8,18 @@ some boards kill large processes by policy, so it is never called out of memory 
 from __future__ import annotations
 
 import itertools
-import re
-import signal
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from engine.measure.memory import WORDS
 from harness.errors import BoardError
 from harness.jobs.memory import REMEDIES
-from harness.verdicts import Check, Outcome, Verdict
+from harness.triage.case import memory_trend as trend_of
+from harness.triage.case import signal_name
+from harness.triage.classes.raised import INFRASTRUCTURE as INFRASTRUCTURE_ERRORS
+from harness.triage.judging import crash_of
+from harness.triage.waiting import standing as standing_in
+from harness.verdicts import Check, CrashNote, Outcome, Verdict
 
 if TYPE_CHECKING:
     from harness.jobs.base import StageContext
@@ -29,31 +32,6 @@ MORE_TIME = {
     "stress": "give it more time with --stress-minutes",
 }
 LOG_LINES = 8  # of the engine's own output, quoted as evidence
-# Errors that say the deployment or the board is at fault, not the engine's arithmetic.
-INFRASTRUCTURE_ERRORS = (
-    "ImportError",
-    "ModuleNotFoundError",
-    "PackageError",
-    "FileNotFoundError",
-    "PermissionError",
-    "OSError",
-)
-# What a signal means, said without guessing its cause.
-SIGNALS = {
-    "SIGSEGV": "it touched memory that is not its own",
-    "SIGBUS": "it touched memory that could not be read (a truncated file, or alignment)",
-    "SIGILL": "it ran an instruction that this core does not have, or code that is not code",
-    "SIGFPE": "an arithmetic trap",
-    "SIGABRT": "it ended itself (abort)",
-    "SIGKILL": "killed, cause unknown",
-    "SIGTERM": "it was asked to end by something else than the supervisor",
-}
-# One frame as faulthandler prints it; of the file's path only the name.
-_FRAME = re.compile(r'File "(?:[^"\n]*/)?([^"/\n]*)", line (\d+) in (\S+)')
-_KILL_RECORD = re.compile(
-    r"oom-kill:|Out of memory: Kill|Killed process \d+|lowmemorykiller|Memory cgroup out of memory",
-    re.IGNORECASE,
-)
 
 
 def judge_failure(context: StageContext, log: RunLog, stage: str) -> Verdict | None:
@@ -64,18 +42,30 @@ def judge_failure(context: StageContext, log: RunLog, stage: str) -> Verdict | N
         raise BoardError(board, kind, log.reason or f"the {stage} run was lost")
     if log.status == "cancelled":
         raise BoardError(board, "engine", f"the {stage} run was cancelled: {log.reason}")
+    verdict = _judge_end(context, log, stage)
+    if verdict is None or verdict.outcome is not Outcome.FAIL:
+        return verdict
+    crash = crash_of(log, context.facts.model_dump(mode="json"))
+    if crash is None:
+        return verdict
+    culprit = verdict.culprit or crash.op or None
+    return verdict.model_copy(update={"crash": crash, "culprit": culprit})
+
+
+def _judge_end(context: StageContext, log: RunLog, stage: str) -> Verdict | None:
+    board = context.board.name
     error = first_error(log)
     if error is not None and error.get("kind") == "OverBudget":
         return _judge_refusal(error, board, stage)
     if error is not None:
-        return _judge_error(error, log, stage)
+        return _judge_error(error, log, stage, context)
     if log.status == "hung":
         return _judge_hang(log, stage)
     if log.status == "deadline":
         return _judge_deadline(log, stage, context)
-    crash = unplanned_exit(log)
-    if crash is not None:
-        return _judge_exit(crash, log, stage)
+    data = unplanned_exit(log)
+    if data is not None:
+        return _judge_exit(data, log, stage, context)
     if log.status != "finished":
         raise BoardError(
             board,
@@ -107,17 +97,6 @@ def unplanned_exit(log: RunLog) -> Mapping[str, Any] | None:
     return None
 
 
-def signal_name(value: object) -> str:
-    """SIGSEGV for 11 or "SIGSEGV" or "11"; "signal 77" for one without a name."""
-    text = str(value)
-    if text.isdigit():
-        try:
-            return signal.Signals(int(text)).name
-        except ValueError:
-            return f"signal {text}"
-    return text if text.startswith("SIG") else f"SIG{text}"
-
-
 def log_tail(log: RunLog, attempt: object = None) -> str:
     """The last lines that the engine printed, from its log file or from its exit event."""
     for data in reversed(of_kind(log, "engine-exit")):
@@ -139,44 +118,14 @@ def _last_lines(text: str) -> str:
     return "\n".join(lines[start : start + LOG_LINES])
 
 
-def kill_record(log: RunLog) -> str | None:
-    """A line of the log or of the exit's evidence that says who killed the engine, if there is."""
-    for data in of_kind(log, "engine-exit"):
-        if data.get("oom_kills"):
-            return f"{data['oom_kills']} kill(s) for want of memory on the board during the run"
-    for event in log.events:
-        if event.kind in ("log", "engine-exit", "run-end"):
-            for line in _strings(event.data):
-                if _KILL_RECORD.search(line):
-                    return line.strip()[:200]
-    return None
-
-
-def _strings(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return value.splitlines()
-    if isinstance(value, Mapping):
-        return [line for item in value.values() for line in _strings(item)]
-    if isinstance(value, (list, tuple)):
-        return [line for item in value for line in _strings(item)]
-    return []
-
-
 def memory_trend(log: RunLog) -> str:
     """One sentence about resident memory before the end."""
-    rss = [float(data["rss_mb"]) for data in of_kind(log, "sample") if data.get("rss_mb")]
-    free = [
-        float(data["mem_available_mb"])
-        for data in of_kind(log, "sample")
-        if data.get("mem_available_mb")
-    ]
-    if not rss:
-        return "no memory samples"
-    text = f"resident memory went from {rss[0]:.0f} to {rss[-1]:.0f} MB (peak {max(rss):.0f})"
-    return text + (f", {free[-1]:.0f} MB were available last" if free else "")
+    return trend_of(of_kind(log, "sample"))
 
 
-def _judge_error(error: Mapping[str, Any], log: RunLog, stage: str) -> Verdict:
+def _judge_error(
+    error: Mapping[str, Any], log: RunLog, stage: str, context: StageContext
+) -> Verdict:
     kind, message = str(error.get("kind", "error")), str(error.get("message", ""))
     op, step = error.get("op"), error.get("step")
     infrastructure = kind in INFRASTRUCTURE_ERRORS
@@ -190,6 +139,8 @@ def _judge_error(error: Mapping[str, Any], log: RunLog, stage: str) -> Verdict:
     elif kind == "MemoryError":
         headline = f"out of memory, said the engine itself: {message}"
         remedy = "use a shorter context or a smaller scheme; " + memory_trend(log)
+    elif kind == "ExecutorStuck" and (crash := _crash(log, context)) is not None:
+        headline, remedy = crash.headline, crash.remedy
     else:
         headline = f"the engine stopped: {kind}: {message}"
         frames = "; ".join(str(line) for line in error.get("raised_at", ()))
@@ -197,6 +148,8 @@ def _judge_error(error: Mapping[str, Any], log: RunLog, stage: str) -> Verdict:
     sentence = f"{kind}: {message}"
     if error.get("layer") is not None:
         sentence += f" (layer {error['layer']})"
+    if kind == "NonFinite" and (crash := _crash(log, context)) is not None:
+        sentence = crash.sentence
     return Verdict(
         outcome=outcome,
         headline=short(f"{stage}: {headline}"),
@@ -230,32 +183,34 @@ def _judge_refusal(error: Mapping[str, Any], board: str, stage: str) -> Verdict:
     )  # fmt: skip
 
 
-def _judge_exit(data: Mapping[str, Any], log: RunLog, stage: str) -> Verdict:
+def _crash(log: RunLog, context: StageContext) -> CrashNote | None:
+    return crash_of(log, context.facts.model_dump(mode="json"))
+
+
+def _judge_exit(data: Mapping[str, Any], log: RunLog, stage: str, context: StageContext) -> Verdict:
+    """An engine that ended by a signal, or with a code and no word: told as its crash is."""
     tail = log_tail(log, data.get("attempt"))
     quoted = f"; it last said: {tail}" if tail else "; it said nothing"
+    crash = _crash(log, context)
+    name = f"exit code {data.get('code')}"
+    headline = f"the engine ended with {name} and reported no error"
+    sentence, remedy = headline, "read engine.*.log in the run's folder"
     if data.get("signal"):
         name = signal_name(data["signal"])
-        meaning = SIGNALS.get(name, "ended by a signal")
-        record = kill_record(log) if name == "SIGKILL" else None
-        if record:
-            meaning = f"killed, and the kernel recorded {record}"
-        headline = f"the engine died by {name}: {meaning}"
-        sentence = f"{headline}; {memory_trend(log)}{quoted}"
-    else:
-        name = f"exit code {data.get('code')}"
-        headline = f"the engine ended with {name} and reported no error"
-        sentence = headline + quoted
-    remedy = {
-        "SIGKILL": "look at the board's kernel log and memory limits (dmesg, memory.events)",
-        "SIGILL": "compare the kernels named in the ready event with the board's CPU features",
-    }.get(name, "read engine.*.log in the run's folder: it ends with the Python frames")
+        headline = sentence = f"the engine died by {name}"
+    if crash is not None:
+        remedy = crash.remedy
+        if data.get("signal"):
+            headline, sentence = f"{headline}: {crash.headline}", f"{sentence}: {crash.sentence}"
+    if memory_trend(log) not in sentence:
+        sentence += f"; {memory_trend(log)}"
     return Verdict(
         outcome=Outcome.FAIL,
         headline=short(f"{stage}: {headline}"),
         checks=(
             Check(
                 name="engine_survived", outcome=Outcome.FAIL, measured=name,
-                limit="no crash", sentence=short(sentence, 1500),
+                limit="no crash", sentence=short(sentence + quoted, 1500),
             ),
         ),
         remedy=remedy,
@@ -321,16 +276,6 @@ def stacks(log: RunLog) -> str:
     """Where the engine stood when the supervisor looked (engine.watchdog); "" if it did not."""
     found = [str(data["stacks"]) for data in of_kind(log, "log") if data.get("stacks")]
     return found[-1] if found else ""
-
-
-def standing_in(text: str) -> str:
-    """The innermost Python frame of the main thread as "file.py:12 function"; "" without one.
-
-    faulthandler prints threads one after the other, the main one last, innermost frames first.
-    """
-    threads = text.split(" (most recent call first):")
-    frame = _FRAME.search(threads[-1]) if len(threads) > 1 else None
-    return f"{frame[1]}:{frame[2]} {frame[3]}" if frame else ""
 
 
 def _standing(log: RunLog) -> str:

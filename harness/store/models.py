@@ -308,3 +308,27 @@ class TrialRow(Base):
     seconds: Mapped[float | None]
     run: Mapped[str | None] = mapped_column(String(100))
     evidence: Mapped[dict[str, Any] | None]
+
+
+class CrashRow(Base):
+    """A run whose engine ended badly. `hash` names what is the same crash elsewhere, `finer` a part
+    of that. `facts` holds {"lines": [[what, found], …]}, `reproducer` a command and
+    how often it shows the crash."""
+
+    __tablename__ = "crashes"
+    __table_args__ = (Index(None, "hash"),)
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
+    board: Mapped[str] = mapped_column(String(200))
+    stage: Mapped[str] = mapped_column(String(50))
+    seen_at: Mapped[datetime.datetime]
+    name: Mapped[str] = mapped_column(String(50))
+    hash: Mapped[str] = mapped_column(String(16))
+    finer: Mapped[str] = mapped_column(String(16))
+    signature: Mapped[str] = mapped_column(Text)
+    op: Mapped[str | None] = mapped_column(String(200))
+    headline: Mapped[str] = mapped_column(Text)
+    sentence: Mapped[str] = mapped_column(Text)
+    remedy: Mapped[str] = mapped_column(Text)
+    facts: Mapped[dict[str, Any]]
+    reproducer: Mapped[dict[str, Any] | None]

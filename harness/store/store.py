@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, selectinload
 
 from harness.errors import HarnessError
 from harness.paths import made_folder, state_dir
-from harness.store import raw
+from harness.store import crashes, raw
 from harness.store.database import Database
 from harness.store.export import export_table
 from harness.store.frames import Frames
@@ -277,6 +277,7 @@ class Store:
                 SeriesRow(name=file.name, path=file.path, sha256=file.sha256, bytes=file.bytes)
                 for file in files
             ]
+            crashes.keep(session, row, verdict.crash)
 
     def run(self, run_id: str) -> RunRow:
         """The run with its checks and series. Raises HarnessError for an unknown id."""
