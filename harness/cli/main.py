@@ -32,6 +32,9 @@ NOUNS = {
     "bisect": Noun(
         "harness.cli.bisect", "Name what is to blame for a failure: a race, an option, a commit."
     ),
+    "triage": Noun(
+        "harness.cli.triage", "Explain crashes: class, instruction, signature, how to see it again."
+    ),
     "results": Noun("harness.cli.results", "Show stored results; export them as CSV or JSON."),
     "dashboard": Noun("harness.cli.dashboard", "Build or serve the dashboard of stored results."),
 }

@@ -138,7 +138,7 @@ class DecodeSession:
         Raises DecodeFailed when the engine fails or is not done in `timeout_s`, BoardError when the
         board does.
         """
-        context, log, left = self._attempt(job, parameters, timeout_s, engine)
+        context, log, left = self._attempt(job, parameters, timeout_s, timeout_s, engine)
         try:
             _require_good(context, log, job)
         except BoardError as error:
@@ -153,13 +153,16 @@ class DecodeSession:
         parameters: Mapping[str, Any],
         *,
         timeout_s: float = 120.0,
+        stall_s: float | None = None,
         engine: Mapping[str, Any] | None = None,
     ) -> RunLog:
-        """As `run`, but whatever the end: all that it told, for a judge of one's own.
+        """As `run`, but whatever the end: all that it told, for a judge of one's own. An engine
+        that is silent for `stall_s` is ended.
 
         Raises BoardError when the board cannot be reached, or cannot be cleaned afterwards.
         """
-        _, log, left = self._attempt(job, parameters, timeout_s, engine)
+        stall_s = timeout_s if stall_s is None else stall_s
+        _, log, left = self._attempt(job, parameters, timeout_s, stall_s, engine)
         self.deployed.stale = self.deployed.stale or log.status == "board-reset"
         self._require_clean(job, left)
         return log
@@ -169,6 +172,7 @@ class DecodeSession:
         job: str,
         parameters: Mapping[str, Any],
         timeout_s: float,
+        stall_s: float,
         engine: Mapping[str, Any] | None,
     ) -> tuple[StageContext, RunLog, list[str]]:
         """What it ran in, what it told, and what of it is still alive."""
@@ -188,7 +192,7 @@ class DecodeSession:
             cache=self._folder,
             engine=choice,
         )
-        spec = make_spec(context, job, dict(parameters), deadline_s=timeout_s, stall_s=timeout_s)
+        spec = make_spec(context, job, dict(parameters), deadline_s=timeout_s, stall_s=stall_s)
         deployment = there.deployment
         remote = lifecycle.start(
             there.session,

@@ -44,13 +44,23 @@ class Deployed:
     everything is put in place anew.
     """
 
-    def __init__(self, board: Board, packed: PreparedModel, asked: Engine, store: Store) -> None:
+    def __init__(
+        self,
+        board: Board,
+        packed: PreparedModel,
+        asked: Engine,
+        store: Store,
+        *,
+        sanitize: str | None = None,
+    ) -> None:
         """`packed` is the model in any layout; `asked` what is asked of the engine for all boards.
+        `sanitize` ("address", "thread", "undefined") deploys a build that finds such faults.
 
         Connects, probes and deploys. Raises BoardError.
         """
         self.board, self.model = board, packed
         self._packed, self._asked, self.store = packed, asked, store
+        self._sanitize = sanitize
         self._session: BoardSession | None = None
         self._placed: Placed | None = None
         self.stale = False  # True: the board was reset, and what was put there may be gone
@@ -131,7 +141,15 @@ class Deployed:
             done = "" if share is None else f" {share:.0%}"
             log.info("%s%s %s", self.board.name, done, text)
 
-        placed = place(self.connect, self.board, self._asked, chosen, self.store, tell)
+        placed = place(
+            self.connect,
+            self.board,
+            self._asked,
+            chosen,
+            self.store,
+            tell,
+            sanitize=self._sanitize,
+        )
         for row in orphans(self.store, self.board.name):
             self._clean(placed.run_of(row))
             abandon(self.store, row.id)

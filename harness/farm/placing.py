@@ -62,13 +62,15 @@ def place(
     tell: Tell,
     *,
     check: Callable[[], None] | None = None,
+    sanitize: str | None = None,
 ) -> Placed:
     """Probes the board, and sends what it lacks of the engine, its wheels and its models.
 
     `asked` is what the command line asks of the engine: whether native code is built. `models` says
     which, given the board's facts and why it has no native code (None: it has). `session` gives the
     live connection. What was learned of the board goes into the store. `tell` may raise to stop,
-    and so may `check`, which is called while something is waited for. Raises BoardError.
+    and so may `check`, which is called while something is waited for. `sanitize`: see build_bundle.
+    Raises BoardError.
     """
     store.record_board(
         board.name,
@@ -93,6 +95,7 @@ def place(
         board.name,
         native=wants_native(board, asked),
         toolchain=board.toolchain,
+        sanitize=sanitize,
         check=check,
     )
     require_native(board, asked, bundle)

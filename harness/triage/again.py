@@ -96,7 +96,7 @@ def attempt(session: DecodeSession, recipe: Recipe) -> RunLog:
         len(recipe.tokens) + recipe.max_new + 1, session.deployed.model.hyperparameters.context
     )
     parameters = {name: value for name, value in parameters.items() if value is not None}
-    return session.log(JOB, parameters, timeout_s=RUN_S, stall_s=STALL_S, engine=options)
+    return session.attempt(JOB, parameters, timeout_s=RUN_S, stall_s=STALL_S, engine=options)
 
 
 def crash_in(session: DecodeSession, log: RunLog) -> CrashNote | None:

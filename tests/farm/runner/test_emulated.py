@@ -95,3 +95,15 @@ def test_kernels_for_a_better_core_die_on_a_lesser_one_and_the_instruction_is_na
     verdict = result.results["a53"]["accuracy"].verdict
     assert "SIGILL" in verdict.headline
     assert told(lab, result, "a53")["native"]["missing"] == ["asimddp"]
+    # The bytes at the program counter, read by the symbols of the library that was sent there.
+    crash = verdict.crash
+    assert crash is not None, verdict
+    assert crash.name == "illegal-instruction"
+    assert "needs dotprod, which the cores lack" in crash.headline
+    assert "sdot in dot4s in int8_DN_Q4 (neon.h:" in crash.headline, crash
+    assert "-mcpu=generic+v8_2a+dotprod" in crash.sentence
+    assert "-march=armv8.2-a+dotprod" in crash.sentence
+    assert verdict.culprit == crash.op and crash.op.startswith("L00.")
+    facts = dict(crash.facts)
+    assert facts["extension"].startswith("dotprod (asimddp")
+    assert [text for name, text in crash.facts if name == "frame"][-1].startswith("dn_run")
