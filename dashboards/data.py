@@ -222,10 +222,48 @@ class Case:
 
 
 @dataclasses.dataclass(frozen=True)
+class CrashGroup:
+    """All crashes of one signature; the words are those of the one seen last."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Seen:
+        run_id: str
+        board: str
+        stage: str
+        seen_at: datetime.datetime
+
+    hash: str
+    name: str
+    signature: str
+    headline: str
+    sentence: str
+    remedy: str
+    op: str
+    facts: tuple[tuple[str, str], ...]
+    seen: tuple[Seen, ...]  # the newest first
+    command: str = ""  # that shows it again
+    rate: str = ""  # "5 of 5"
+    recipe: str = ""  # what that runs
+
+    @property
+    def boards(self) -> tuple[str, ...]:
+        return tuple(sorted({seen.board for seen in self.seen}))
+
+    @property
+    def first_seen(self) -> datetime.datetime:
+        return min(seen.seen_at for seen in self.seen)
+
+    @property
+    def last_seen(self) -> datetime.datetime:
+        return max(seen.seen_at for seen in self.seen)
+
+
+@dataclasses.dataclass(frozen=True)
 class Results:
     cases: tuple[Case, ...]
     campaigns: tuple[Campaign, ...]  # the newest first
     runs: tuple[Run, ...]  # every run that has a page
+    crashes: tuple[CrashGroup, ...] = ()  # the one seen last first
 
 
 def cases_of(runs: list[Run]) -> tuple[Case, ...]:

@@ -15,6 +15,7 @@ from dashboards.data import (
     Board,
     Campaign,
     Case,
+    CrashGroup,
     Details,
     Results,
     Run,
@@ -23,7 +24,8 @@ from dashboards.data import (
 )
 from engine.records import Event, RecordError
 from harness.store import Store
-from harness.store.models import BoardRow, CampaignRow, CheckRow, RunRow
+from harness.store.crashes import note_of
+from harness.store.models import BoardRow, CampaignRow, CheckRow, CrashRow, RunRow
 from harness.store.owner import is_dead
 from harness.verdicts import Check, Outcome
 
@@ -88,9 +90,37 @@ def load(store: Store) -> Results:
         ]
         kept = _kept(cases_of(light))
         whole = _whole(session, store.raw_root, kept)
+        crashes = _crashes(session)
     runs = [dataclasses.replace(run, **whole[run.id]) if run.id in whole else run for run in light]
     paged = tuple(run for run in runs if run.id in whole)
-    return Results(cases_of(runs), tuple(campaigns.values()), paged)
+    return Results(cases_of(runs), tuple(campaigns.values()), paged, crashes)
+
+
+def _crashes(session: Session) -> tuple[CrashGroup, ...]:
+    """Crashes by signature."""
+    query = sa.select(CrashRow).order_by(CrashRow.seen_at.desc(), CrashRow.run_id)
+    found: dict[str, list[CrashRow]] = {}
+    for row in session.scalars(query):
+        found.setdefault(row.hash, []).append(row)
+    groups = []
+    for key, rows in found.items():
+        note = note_of(rows[0])
+        again = next((row.reproducer for row in rows if row.reproducer), {})
+        groups.append(
+            CrashGroup(
+                key,
+                note.name,
+                note.signature,
+                note.headline,
+                note.sentence,
+                note.remedy,
+                note.op,
+                note.facts,
+                tuple(CrashGroup.Seen(r.run_id, r.board, r.stage, r.seen_at) for r in rows),
+                *(str(again.get(name) or "") for name in ("command", "rate", "words")),
+            )
+        )
+    return tuple(groups)
 
 
 def _board_of(boards: Mapping[str, Board], name: str) -> Board:

@@ -17,7 +17,7 @@ from dashboards import plain
 from dashboards.charts import Table
 from dashboards.data import STAGE_TITLES, Results
 from dashboards.files import Folder
-from dashboards.pages import alignment, bringup, curve, farm, run, stress
+from dashboards.pages import alignment, bringup, crash, curve, farm, run, stress
 from dashboards.pages.base import MEANINGS, PAGE_OF_STAGE, WORDS, Page, Places
 from dashboards.reading import load
 from harness.paths import state_dir
@@ -88,6 +88,7 @@ def write_site(results: Results, out: Path, *, incremental: bool = True) -> Site
 
 def pages(results: Results, places: Places) -> Iterator[Page]:
     yield farm.page(results, places)
+    yield from crash.pages(results, places)
     for case in results.cases:
         yield bringup.page(case, places)
         for stage, make in STAGE_PAGES.items():

@@ -83,6 +83,9 @@ class Places:
             return self.case(case, page)
         return f"{self.case(case)}#stage-{plain.slug(stage)}"
 
+    def crashes(self) -> str:
+        return "crashes.html"
+
     def run(self, run: Run) -> str:
         return f"runs/{self._runs[run.id]}.html"
 

@@ -77,6 +77,7 @@ def page(results: Results, places: Places) -> Page:
             "stages": stages,
             "attention": attention(results, places),
             "warned": warned(results, places),
+            "crashes": len(results.crashes),
             "changes": changes(results, places),
             "has_before": any(case.earlier for case in results.cases),
             "campaign": results.campaigns[0] if results.campaigns else None,
