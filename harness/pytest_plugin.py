@@ -105,6 +105,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="length of the stress stage; default: the board's, or 30",
     )
     group.addoption(
+        "--engine-sources",
+        metavar="FOLDER",
+        help="another engine's folder, to be put on boards in place of this checkout's, for tests "
+        f"of one's own. {WITH_EQUALS}",
+    )
+    group.addoption(
         "--device-retries",
         type=_count,
         default=1,
@@ -289,11 +295,23 @@ def device_session(request: pytest.FixtureRequest) -> Iterator[DeviceSession]:
         stress_minutes=config.getoption("stress_minutes"),
         # A worker of xdist runs only some of the tests; it must not take boards of the others.
         all_at_once=not hasattr(config, "workerinput"),
+        sources=_sources(config),
     )
     config.stash[SESSION] = session
     yield session
     del config.stash[SESSION]
     session.close()
+
+
+def _sources(config: pytest.Config) -> Path | None:
+    """Raises pytest.UsageError for a folder that holds no engine."""
+    named = config.getoption("engine_sources")
+    if not named:
+        return None
+    path = Path(config.invocation_params.dir, str(named))
+    if not (path / "__init__.py").is_file():
+        raise pytest.UsageError(f"--engine-sources: no engine in {path}")
+    return path
 
 
 @pytest.fixture

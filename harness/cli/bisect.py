@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli.bisect_race import race
+from harness.cli.bisect_revision import revision
 from harness.cli.output import emit, emit_json, guard, say, visible
 
 if TYPE_CHECKING:
@@ -25,9 +26,6 @@ StoreOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
-app.command()(race)
-
-
 @app.callback()
 def bisect() -> None:
     """Name what is to blame for a failure on a board, with stated confidence, or say that it cannot
@@ -36,6 +34,10 @@ def bisect() -> None:
     Trials are kept as they are made: a search that was interrupted goes on where it stood when the
     same command is given again.
     """
+
+
+app.command()(race)
+app.command()(revision)
 
 
 @app.command("list")

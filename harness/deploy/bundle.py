@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Literal
 from packaging.requirements import Requirement
 
 import engine
-from engine.native.compilers import BuildError
+from engine.native.compilers import BuildError, BuildUnavailable
 from harness.boards.facts import OLDEST_PYTHON
 from harness.deploy.cache import atomic_file, locked, remembered_sha256, sha256_file
 from harness.deploy.native import NativeBuild, native_build
+from harness.deploy.other_engine import build_of
 from harness.deploy.registry import NoSuchWheel, download_deadline, download_wheel
 from harness.errors import BoardError, HarnessError
 from harness.paths import cache_dir
@@ -91,9 +92,13 @@ def build_bundle(
     native: bool = False,
     toolchain: Toolchain | None = None,
     sanitize: str | None = None,
+    sources: Path | None = None,
     check: Callable[[], None] | None = None,
 ) -> Bundle:
     """The parts for a board of these facts, built or from the cache; `board` names it in errors.
+
+    `sources` is the folder of another engine than this checkout's: that one is packed, and its
+    library is built by its own recipe.
 
     With `native` the native library is among them where it can be built: by `toolchain`, else by
     zig. `sanitize`, "address", "thread" or "undefined", asks for a build that finds such faults.
@@ -108,7 +113,7 @@ def build_bundle(
     python = usable_python(facts, board)
     for name in BOARD_WHEELS:
         check_libc(name, python, facts, board)
-    parts = [_engine_part()]
+    parts = [_engine_part(sources)]
     for name in BOARD_WHEELS:
         try:
             parts.append(_wheel_part(name, python, check))
@@ -123,7 +128,7 @@ def build_bundle(
             ) from error
     made, why_not = None, Bundle.why_not_native
     if native:
-        made, why_not = _native_build(facts, board, toolchain, sanitize, check)
+        made, why_not = _native_build(facts, board, toolchain, sanitize, sources, check)
     if made is not None:
         parts.append(_native_part(made))
     digest = hashlib.sha256("\n".join(part.sha256 for part in parts).encode()).hexdigest()
@@ -200,9 +205,10 @@ def plain_tar(files: Iterable[tuple[str, bytes]]) -> bytes:
     return buffer.getvalue()
 
 
-def _engine_part() -> Part:
-    """The engine of this checkout. Not compressed: its hash is that of the sources themselves."""
-    data = plain_tar(engine_files(Path(engine.__file__).parent))
+def _engine_part(sources: Path | None = None) -> Part:
+    """The engine of this checkout, or of the folder `sources`. Not compressed: its hash is that of
+    the sources themselves."""
+    data = plain_tar(engine_files(sources or Path(engine.__file__).parent))
     return _kept("engine", "engine", "tar", data, len(data))
 
 
@@ -229,13 +235,19 @@ def _native_build(
     board: str,
     toolchain: Toolchain | None,
     sanitize: str | None,
+    sources: Path | None,
     check: Callable[[], None] | None,
 ) -> tuple[NativeBuild | None, str | None]:
-    """The library, or why there is none. What the user named must work: then it is an error."""
+    """The library, or why there is none. What the user named must work: then it is an error. So is
+    another engine that does not compile: in numpy it would be compared with what ran natively."""
     try:
-        made = native_build(facts, board, toolchain, sanitize=sanitize, check=check)
+        if sources is None:
+            made = native_build(facts, board, toolchain, sanitize=sanitize, check=check)
+        else:
+            made = build_of(sources, facts, board, toolchain, sanitize=sanitize, check=check)
     except BuildError as error:
-        if toolchain is None and sanitize is None:
+        broken = sources is not None and not isinstance(error, BuildUnavailable)
+        if toolchain is None and sanitize is None and not broken:
             return None, str(error)
         raise BoardError(
             board,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from harness.farm.board import CLEAN_S
 from harness.farm.faults import environment_for
 from harness.farm.stage import COLLECT_S, START_S
 from harness.jobs import failures, lifecycle, prompts
-from harness.jobs.base import BringupOptions, StageContext, make_spec
+from harness.jobs.base import BringupOptions, Plan, StageContext, make_spec
 from harness.verdicts import Outcome
 
 if TYPE_CHECKING:
@@ -193,25 +193,7 @@ class DecodeSession:
             engine=choice,
         )
         spec = make_spec(context, job, dict(parameters), deadline_s=timeout_s, stall_s=stall_s)
-        deployment = there.deployment
-        remote = lifecycle.start(
-            there.session,
-            deployment,
-            spec,
-            None,
-            environment=environment_for(there.board.environment, there.model),
-            deadline=Deadline.after(START_S, f"starting {job}"),
-        )
-        try:
-            log = lifecycle.follow(
-                there.connect,
-                remote,
-                self._folder / context.run_id,
-                deadline=Deadline.after(timeout_s + COLLECT_S, f"{job} on {there.board.name}"),
-            )
-        finally:
-            limit = Deadline.after(CLEAN_S, f"cleaning {there.board.name}")
-            left = lifecycle.clean_up(there.connect(), deployment, remote, limit)
+        log, left = carry_out(there, context, Plan(spec, None, timeout_s), self._folder)
         return context, log, left
 
     def _require_clean(self, job: str, left: Sequence[str]) -> None:
@@ -223,6 +205,40 @@ class DecodeSession:
                 expected="nothing of a run on the board after its end",
                 remedy="restart the board if not even SIGKILL ends it",
             )
+
+
+def carry_out(
+    there: Deployed,
+    context: StageContext,
+    plan: Plan,
+    folder: Path,
+    cancel: Callable[[], bool] = lambda: False,
+) -> tuple[RunLog, list[str]]:
+    """A run from its start to its clean-up: what it told, and what could not be cleaned up.
+
+    What it tells is copied into `folder`. Raises BoardError.
+    """
+    name, spec = there.board.name, plan.spec
+    remote = lifecycle.start(
+        there.session,
+        there.deployment,
+        spec,
+        plan.inputs,
+        environment=environment_for(there.board.environment, context.model),
+        deadline=Deadline.after(START_S, f"starting {spec.job}"),
+    )
+    try:
+        log = lifecycle.follow(
+            there.connect,
+            remote,
+            folder / spec.run_id,
+            deadline=Deadline.after(spec.deadline_s + COLLECT_S, f"{spec.job} on {name}"),
+            cancel=cancel,
+        )
+    finally:
+        limit = Deadline.after(CLEAN_S, f"cleaning {name}")
+        left = lifecycle.clean_up(there.connect(), there.deployment, remote, limit)
+    return log, left
 
 
 def _require_good(context: StageContext, log: RunLog, job: str) -> None:

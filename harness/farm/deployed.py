@@ -6,6 +6,7 @@ import contextlib
 import logging
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.boards.care import Care
@@ -52,13 +53,17 @@ class Deployed:
         store: Store,
         *,
         sanitize: str | None = None,
+        sources: Path | None = None,
     ) -> None:
         """`packed` is the model in any layout; `asked` what is asked of the engine for all boards.
         `sanitize` ("address", "thread", "undefined") deploys a build that finds such faults.
+        `sources` is the folder of another engine than this checkout's; after a change of it,
+        `renew` puts that one in place.
 
         Connects, probes and deploys. Raises BoardError.
         """
         self.board, self.model = board, packed
+        self.sources = sources
         self._packed, self._asked, self.store = packed, asked, store
         self._sanitize = sanitize
         self._session: BoardSession | None = None
@@ -149,6 +154,7 @@ class Deployed:
             self.store,
             tell,
             sanitize=self._sanitize,
+            sources=self.sources,
         )
         for row in orphans(self.store, self.board.name):
             self._clean(placed.run_of(row))

@@ -60,7 +60,11 @@ class DeviceSession:
         model: Path | None,
         stress_minutes: float | None,
         all_at_once: bool,
+        sources: Path | None = None,
     ) -> None:
+        """`sources` is the folder of another engine than this checkout's, for tests of one's
+        own."""
+        self._sources = sources
         self.boards = {board.name: board for board in boards}
         self.store = Store.open()
         self._options = bringup_options(stress_minutes=stress_minutes)
@@ -159,13 +163,16 @@ class DeviceSession:
         """Tries again when the link broke; each try is told to `drain`."""
         for _ in range(retries):
             try:
-                return Deployed(board, self.model, self._options.engine, self.store)
+                return self._deploy(board)
             except BoardError as error:
                 if error.kind not in RETRIED:
                     raise
                 self._troubles.setdefault(board.name, []).append(f"{error.kind}: {error}")
                 log.warning("%s; trying again", error)
-        return Deployed(board, self.model, self._options.engine, self.store)
+        return self._deploy(board)
+
+    def _deploy(self, board: Board) -> Deployed:
+        return Deployed(board, self.model, self._options.engine, self.store, sources=self._sources)
 
     def drain(self, board: str) -> list[str]:
         """What went wrong, once each, before the board was there for tests of one's own."""

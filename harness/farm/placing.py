@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from harness.boards.probe import probe
@@ -61,6 +61,7 @@ def place(
     store: Store,
     tell: Tell,
     *,
+    sources: Path | None = None,
     check: Callable[[], None] | None = None,
     sanitize: str | None = None,
 ) -> Placed:
@@ -68,9 +69,9 @@ def place(
 
     `asked` is what the command line asks of the engine: whether native code is built. `models` says
     which, given the board's facts and why it has no native code (None: it has). `session` gives the
-    live connection. What was learned of the board goes into the store. `tell` may raise to stop,
-    and so may `check`, which is called while something is waited for. `sanitize`: see build_bundle.
-    Raises BoardError.
+    live connection. `sources` is the folder of another engine than this checkout's; `sanitize`: see
+    build_bundle. What was learned of the board goes into the store. `tell` may raise to stop, and
+    so may `check`, which is called while something is waited for. Raises BoardError.
     """
     store.record_board(
         board.name,
@@ -96,6 +97,7 @@ def place(
         native=wants_native(board, asked),
         toolchain=board.toolchain,
         sanitize=sanitize,
+        sources=sources,
         check=check,
     )
     require_native(board, asked, bundle)
