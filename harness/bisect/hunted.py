@@ -20,6 +20,8 @@ from harness.jobs.accuracy import STAGE as ACCURACY
 from harness.jobs.base import Plan, StageContext, make_spec
 from harness.jobs.validity import conditions, judge_clocks
 from harness.statistics.validity import MAX_SPREAD, clock_gate
+from harness.triage.case import signal_name
+from harness.triage.waiting import standing
 from harness.verdicts import Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -181,13 +183,13 @@ def signature_of(log: RunLog) -> str:
             f"{error.get('kind')} in {without_layer(str(where))}" if where else str(error["kind"])
         )
     if log.status in ("hung", "deadline"):
-        place = failures.standing_in(failures.stacks(log))
+        place = standing(failures.stacks(log))
         return f"hangs in {_places([place])}" if place else "hangs"
     crash = failures.unplanned_exit(log)
     if crash is None:
         return log.status
     if crash.get("signal"):
-        return failures.signal_name(crash["signal"])
+        return signal_name(crash["signal"])
     return f"exit code {crash.get('code')}"
 
 

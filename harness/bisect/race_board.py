@@ -18,6 +18,7 @@ from harness.bisect.sets import Configuration, Question
 from harness.bisect.trials import Result, Trial
 from harness.errors import BoardError, HarnessError
 from harness.jobs import failures
+from harness.triage.case import signal_name
 
 if TYPE_CHECKING:
     from harness.farm.decoding import DecodeSession
@@ -187,7 +188,7 @@ class RaceBoard:
             return str(error.get("kind", "error"))
         crash = failures.unplanned_exit(log)
         if crash is not None and crash.get("signal"):
-            return f"died by {failures.signal_name(crash['signal'])}"
+            return f"died by {signal_name(crash['signal'])}"
         return "hangs" if log.status in ("hung", "deadline") else f"ended as {log.status}"
 
 

@@ -53,7 +53,7 @@ def read_elf(path: Path) -> ElfFacts:
         raise HarnessError(
             f"cannot be read: {error.strerror}", where=str(path), remedy="build it again"
         ) from error
-    except (struct.error, IndexError, ValueError) as error:
+    except (struct.error, IndexError, ValueError, OverflowError) as error:
         raise HarnessError(
             f"no ELF library that can be read: {error}",
             where=str(path),

@@ -52,5 +52,5 @@ def upgrade() -> None:
             ondelete="CASCADE",
         ),
         sa.PrimaryKeyConstraint("id", name="pk_trials"),
-        sa.UniqueConstraint("search_id", "position", name="uq_trials_search_id"),
+        sa.UniqueConstraint("search_id", "position", name="uq_trials_search_id_position"),
     )
