@@ -47,7 +47,7 @@ def lab(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Py
 def run(lab: pytest.Pytester, tests: str, *arguments: str) -> pytest.RunResult:
     lab.makepyfile(test_own=HEAD + tests)
     wanted = ["-m", "device", "-k", "test_own", "--junit-xml", "report.xml", *arguments]
-    return lab.runpytest_subprocess(*wanted, timeout=90)
+    return lab.runpytest_subprocess(*wanted, timeout=280)
 
 
 def runs_of(lab: pytest.Pytester, name: str) -> int:
