@@ -315,6 +315,7 @@ def _minimised(
         "shown": shrinker.shown,
         "tried": shrinker.tried,
         "rate": f"{shrinker.shown} of {shrinker.tried}",
+        "needs": list(shrinker.needs),
         "command": command,
         "hash": kept.hash,
         "signature": kept.signature,
@@ -324,6 +325,11 @@ def _minimised(
         emit_json({"run": row.id, "reproduced": True, **found})
     else:
         emit(visible(f"{found['rate']}: {found['words']}"))
+        if shrinker.needs:
+            emit(visible(f"  not without {', '.join(shrinker.needs)}"))
+        if any(word.startswith("executor=async") for word in shrinker.needs):
+            race = f"harness bisect race --board {shlex.quote(row.board)}"
+            emit(visible(f"  op by op it does not come, so it may be a race: {race}"))
         emit(visible(f"  again      {command}"))
     return True
 

@@ -22,6 +22,8 @@ TESTS = (
     *("tests/engine", "--ignore=tests/engine/native_build", "-k", "not cortex and not max-i8mm"),
     # It starts engines as a board does, with an environment of their own: nothing is preloaded.
     "--ignore=tests/engine/test_measure_native.py",
+    # Its processes die on purpose, and a sanitiser has handlers of its own for that.
+    "--ignore=tests/engine/test_crash_record.py",
 )
 # The thread sanitiser has a thread of its own, which one of these counts, and supports no threads
 # in a process that a process with threads forked, which is what the other does.

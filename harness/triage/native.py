@@ -17,8 +17,17 @@ def place(case: Case) -> str:
         inner = [name for name in frame.inlined[:1] if name != frame.function]
         name = f"{inner[0]} in {frame.function}" if inner else frame.function
         name = name or f"{frame.module}+0x{frame.offset:x}"
-        return f"{name} ({frame.source})" if frame.source else name
+        name = f"{name} ({frame.source})" if frame.source else name
+        return name if _ours(case) else f"{module_place(case)}, called by {name}"
     return module_place(case)
+
+
+def _ours(case: Case) -> bool:
+    """Whether the program counter stood in our own library."""
+    record, bias = case.record, case.bias
+    if record is None or record.pc is None or bias is None or case.symbols is None:
+        return False
+    return case.symbols.executable(record.pc - bias)
 
 
 def module_place(case: Case) -> str:

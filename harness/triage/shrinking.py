@@ -77,14 +77,16 @@ def _thawed(value: Any) -> Any:
 class Shrinker:
     """`ask` returns a recipe to try once, None when all is known; `tell` takes whether it crashed.
 
-    Afterwards `best` is the smallest recipe that shows it, `shown` of `tried` times; `found` is
-    False when not even the first one did. `layers` are the model's.
+    Afterwards `best` is the smallest recipe that shows it, `shown` of `tried` times, and `needs`
+    the options that it does not come without; `found` is False when not even the first recipe
+    showed it. `layers` are the model's.
     """
 
     def __init__(self, first: Recipe, layers: int) -> None:
         self.best, self.found = first, False
         self.rate = 0.0  # of the first recipe
         self.shown = self.tried = 0
+        self.needs: list[str] = []  # options without which it does not come, "executor=async"
         self._layers = layers
         self._questions = self._search()
         self._asked: Recipe | None = next(self._questions)
@@ -167,8 +169,10 @@ class Shrinker:
             options[name] = plain
             if name == "kv_layout":
                 options["kv"] = "f32"  # plain arrays hold nothing else
+            before = dict(self.best.options)[name]
             changed = dataclasses.replace(self.best, options=tuple(sorted(options.items())))
-            yield from self._keeps(changed)
+            if not (yield from self._keeps(changed)):
+                self.needs.append(f"{name}={before}")
 
     def _shape(self) -> Generator[Recipe, bool, None]:
         if len(self.best.tokens) > 1:

@@ -26,6 +26,7 @@ from harness.paths import cache_dir
 
 ANCHOR = "dn_isas"  # the function whose address a crash record tells
 FRAMES_LIMIT = 32
+CALLERS = 4  # that are told where only the stack's words can be looked at
 _HASH = re.compile(r"[0-9a-f]{32}")
 
 # DWARF register numbers: psABI of x86-64, figure 3.36; AADWARF64, table 1.
@@ -163,6 +164,8 @@ class Symbols:
         memory = _Memory(registers.get(_STACK.get(self.machine, ""), 0), stack)
         frames: list[Frame] = []
         at, call = pc - bias, False
+        if not self.executable(at):  # in somebody else's code, memcpy perhaps: who called it?
+            return self._callers(registers, memory, bias)
         while len(frames) < FRAMES_LIMIT and self.executable(at - call):
             frames.append(self.frame(at, call))
             caller = self._caller(at - call, own, memory)
@@ -171,6 +174,40 @@ class Symbols:
             own, back = caller
             at, call = back - bias, True
         return tuple(frames)
+
+    def _callers(
+        self, registers: Mapping[str, int], memory: _Memory, bias: int
+    ) -> tuple[Frame, ...]:
+        """Return addresses into this library that stand behind a call, from the stack's top on.
+
+        Without the other library's own information some of them may be left from calls that are
+        over; the first is right as a rule.
+        """
+        words = [registers.get("x30", 0)] if self.machine == "aarch64" else []
+        words += [
+            int.from_bytes(memory.data[at : at + 8], "little")
+            for at in range(0, len(memory.data) - 7, 8)
+        ]
+        found: list[Frame] = []
+        for word in words:
+            at = (word & (1 << 48) - 1) - bias
+            if at > 0 and self.executable(at - 1) and self._behind_call(at):
+                frame = self.frame(at, call=True)
+                if frame.function and frame not in found:
+                    found.append(frame)
+            if len(found) >= CALLERS:
+                break
+        return tuple(found)
+
+    def _behind_call(self, address: int) -> bool:
+        if self.machine == "aarch64":  # bl, blr
+            word = int.from_bytes(self.code(address - 4, 4), "little")
+            return word >> 26 == 0b100101 or word & 0xFFFFFC1F == 0xD63F0000
+        code = self.code(address - 7, 7)  # call rel32; call r/m64 of two to seven bytes
+        near = len(code) == 7 and code[2] == 0xE8
+        return near or any(
+            code[at] == 0xFF and code[at + 1] >> 3 & 7 == 2 for at in range(len(code) - 1)
+        )
 
     def _numbers(self) -> Mapping[int, str]:
         return _REGISTERS.get(self.machine, {})

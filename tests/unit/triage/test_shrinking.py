@@ -45,6 +45,7 @@ def test_what_a_crash_does_not_need_is_taken_away() -> None:
     assert (options["executor"], options["fused"], options["threads"]) == ("sync", False, 1)
     assert (options["kv_layout"], options["kv"]) == ("numpy", "f32")
     assert search.best.piece == 1
+    assert search.needs == ["activations=int8"]  # without it the crash does not come
     assert runs <= 60
 
 
