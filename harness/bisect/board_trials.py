@@ -67,7 +67,7 @@ class BoardTrials:
         self._there, self._asked, self._what, self._options = there, asked, what, options
         self._folder, self._any_failure = folder, any_failure
         self._stop, self._tell, self._keep = stop, tell, keep
-        self._not: dict[Path, str] = {}  # engine's folder → why it cannot be tried
+        self._why_not: dict[Path, str | None] = {}  # by engine's folder: why it cannot be tried
 
     def __call__(self, phase: str, build: Build) -> Trial:
         """Raises BoardError when the board stays in the way, Stopped on Ctrl-C."""
@@ -100,13 +100,12 @@ class BoardTrials:
 
     def _shown(self, build: Build, run_id: str) -> Shown:
         sources = build.sources()
-        if sources not in self._not:
+        if sources not in self._why_not:
             self._tell(f"building {build.name}")
-            why = self.why_not(sources)
-            if why is not None:
-                self._not[sources] = why
-        if sources in self._not:
-            return _untestable(self._not[sources])
+            self._why_not[sources] = self.why_not(sources)
+        why = self._why_not[sources]
+        if why is not None:
+            return _untestable(why)
         there = self._there
         self._check()
         self._tell(f"deploying {build.name}")

@@ -15,27 +15,32 @@ import dataclasses
 import math
 from collections import Counter
 
-from scipy.special import polygamma
-
 from harness.bisect.lines import Answer, Line, Outcome, Question
-from harness.bisect.threshold import Found, Inconclusive, ThresholdSearch
+from harness.bisect.threshold import SIGMA, Found, Inconclusive, ThresholdSearch
 from harness.bisect.trials import Result
 
+LEAST_RATE, SURE_RATE = 0.2, 0.5  # of a bad revision's failures: that may be luck, that are not
 FAILURES = 3  # of the bad revision, before anything else
 OTHERS = 3  # failures of another kind, and none that count: the build is left out
 MOST_VERIFYING = 60  # passes of the parent
-WIDENED = 1.2  # the spread of the failure rate over what the bad revision's trials tell
+# Rates from 1 down to the least are this many standard deviations of the prior of log p.
+RATES = 2.6
 EARLY = 6.0  # times delta: the search hands over to the fresh trials, which settle the rest
+# Where the failure is rare, its rate is a guess, and a name hangs on it: half the risk, and a rate
+# that is lower by so much.
+CAREFUL_RISK, CAREFUL_RATE = 0.5, 0.7
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """A name is wrong with a probability of at most `delta`. Failures of the bad revision that are
-    rarer than `least_rate` are not looked for. `budget` is in trials."""
+    rarer than `least_rate` are not looked for. `budget` is in trials. The bad revision has to fail
+    `failures` times: one will do where the failure is known already."""
 
     delta: float = 0.01
-    least_rate: float = 0.2
+    least_rate: float = LEAST_RATE
     budget: int = 400
+    failures: int = FAILURES
 
     def __post_init__(self) -> None:
         if not 0.0 < self.delta < 0.5 or not 0.0 < self.least_rate <= 1.0 or self.budget < 8:
@@ -123,7 +128,7 @@ class FailureSearch:
 
     def _ask_ends(self) -> Question | Answer | None:
         bad = self._of(self.line.last)
-        if bad.fails < FAILURES:
+        if bad.fails < self.settings.failures:
             rare = self.settings.least_rate
             enough = self._passes(rare)
             if bad.fails == 0 and bad.passes >= enough:
@@ -177,13 +182,15 @@ class FailureSearch:
             }
             self._threshold = ThresholdSearch(
                 last,
-                failures=failures,
-                trials=trials,
+                # Trials ended with a failure, so f / n is too much (J. Haldane, "On a method of
+                # estimating frequencies", Biometrika 33, 1945).
+                failures=failures - 1 if failures > 1 else failures,
+                trials=trials - 1 if failures > 1 else trials,
                 background=(good_failures, good_trials - good_failures),
                 delta=min(EARLY * self.settings.delta, 0.4),
                 weights=weights,
                 allowed=canonical,
-                sigma=_spread(failures, trials),
+                sigma=min(SIGMA, math.log(1.0 / self.settings.least_rate) / RATES),
             )
             for position, failed in self._told:
                 self._threshold.tell(position, failed)
@@ -196,10 +203,13 @@ class FailureSearch:
             self._fresh.clear()
         self._named = found
         parent = self._of(found.first - 1)
-        wanted = min(MOST_VERIFYING, self._passes(self._search().rate))
+        rare = any(seen.passes for position, seen in self._seen.items() if position >= found.last)
+        wanted = self._passes(self._search().rate * (CAREFUL_RATE if rare else 1.0))
+        wanted = min(MOST_VERIFYING, wanted)
+        risk = self.settings.delta * (CAREFUL_RISK if rare else 1.0)
         fresh = {side: self._fresh[side, True] + self._fresh[side, False] for side in (0, 1)}
         confirmed = self._fresh[1, True] > 0
-        sure = found.probability >= 1.0 - self.settings.delta
+        sure = found.probability >= 1.0 - risk
         if sure and confirmed and fresh[0] >= 1 and parent.passes >= wanted:
             return self._name(found)
         if not confirmed and fresh[1] >= 2 * wanted:
@@ -300,10 +310,3 @@ class FailureSearch:
             name, count = self._other_signatures.most_common(1)[0]
             return f" fails in another way than the one that is hunted: {name} ({count} times)"
         return " cannot be tested"
-
-
-def _spread(failures: int, trials: int) -> float:
-    """Standard deviation of log p after so many failures: that of the logarithm of a Beta variable,
-    √(ψ₁(f + 1) - ψ₁(n + 2)), widened."""
-    variance = float(polygamma(1, failures + 1)) - float(polygamma(1, trials + 2))
-    return WIDENED * math.sqrt(variance)

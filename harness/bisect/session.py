@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 KIND = "revision"
 BUDGETS = {False: 400, True: 150}  # trials, visits
-# Of a bad revision. The same engine computes the same bits, so wrong results come again.
-LEAST_RATE, LEAST_RATES = 0.2, {ACCURACY_NAME: 0.5}
 KNOWN_RATE = 0.75  # of the rate that was seen already: on another line it may be somewhat lower
 
 
@@ -45,9 +43,9 @@ class Wanted:
     model_path: Path | None = None
     engine: Engine = dataclasses.field(default_factory=Engine)
     confidence: float = 0.99
-    least_rate: float | None = None  # None: LEAST_RATES
+    least_rate: float | None = None  # None: as the kind has it
     budget: int | None = None  # None: BUDGETS
-    tokens: int = NEW_TOKENS
+    tokens: int | None = None  # None: as many as the kind generates
     repeats: int = REPEATS
     any_failure: bool = False
 
@@ -57,7 +55,12 @@ class Wanted:
 
     def kind(self) -> Hunted:
         """Raises HarnessError for what is neither a kind nor a test."""
-        return hunted(self.what, tokens=self.tokens, repeats=self.repeats)
+        return hunted(self.what, tokens=self.tokens or NEW_TOKENS, repeats=self.repeats)
+
+    def stage_options(self) -> BringupOptions:
+        """For the stage that is run, where one is."""
+        more = {} if self.tokens is None else {"accuracy_tokens": self.tokens}
+        return BringupOptions(engine=self.engine, **more)
 
     @property
     def measures(self) -> bool:
@@ -152,11 +155,14 @@ def search_maker(
         kind = wanted.kind()
         measured = performance.Settings(wanted.confidence, kind.least, kind.between, budget)
         return lambda line, signature, rate: performance.PerformanceSearch(line, measured)
-    least = wanted.least_rate or LEAST_RATES.get(wanted.what, LEAST_RATE)
+    # The same engine computes the same bits, so wrong results come again.
+    usual = revisions.SURE_RATE if wanted.what == ACCURACY_NAME else revisions.LEAST_RATE
+    least = wanted.least_rate or usual
 
     def failing(line: Line, signature: str | None, rate: float | None) -> Search:
         rare = least if rate is None else max(least, KNOWN_RATE * rate)
-        settings = revisions.Settings(1.0 - wanted.confidence, rare, budget)
+        failures = revisions.FAILURES if signature is None else 1
+        settings = revisions.Settings(1.0 - wanted.confidence, rare, budget, failures)
         return revisions.FailureSearch(line, settings, signature)
 
     return failing
@@ -194,7 +200,7 @@ def trials_of(
             there,
             wanted.engine,
             wanted.kind(),
-            BringupOptions(engine=wanted.engine),
+            wanted.stage_options(),
             folder,
             any_failure=wanted.any_failure,
             stop=watch.stop,

@@ -93,7 +93,10 @@ def revision(
         int | None,
         typer.Option(min=8, help="Trials at most; default: 400, or 150 visits of a measurement."),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each generation.")] = 32,
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=2, help="Tokens of each generation; default: 32, of accuracy 200."),
+    ] = None,
     repeats: Annotated[
         int, typer.Option(min=1, help="Generations that are timed in each visit.")
     ] = 5,

@@ -45,11 +45,13 @@ def bisect(lab: Any, history: Repo) -> Callable[..., tuple[int, dict[str, Any]]]
 def test_wrong_results_are_blamed_on_the_commit_that_a_merge_brought_in(
     bisect: Callable[..., tuple[int, dict[str, Any]]], lab: Any
 ) -> None:
-    code, found = bisect("good", "wrong", "--what", "accuracy", "--confidence", "0.95")
+    code, found = bisect(
+        "good", "wrong", "--what", "accuracy", "--confidence", "0.9", "--tokens", "16"
+    )
     assert code == 0, found
     assert found["outcome"] == "named"
     assert [one["subject"] for one in found["culprits"]] == [WRONG]
-    assert found["confidence"] >= 0.9
+    assert found["confidence"] >= 0.8  # that of two lines, one in the other
     assert any(MERGE in note for note in found["notes"])
     assert any("a revert repairs it" in note for note in found["notes"])
     line = found["details"]["levels"][0]["revisions"]
@@ -83,10 +85,11 @@ def test_git_bisect_run_finds_the_merge_by_what_is_checked_out(
     clone = tmp_path / "clone"
     history.git("clone", "--quiet", str(history.folder), str(clone))
     git = ["git", "-C", str(clone)]
-    subprocess.run([*git, "bisect", "start", "--first-parent", "wrong", "good"], check=True)
+    good = history.git("log", "--format=%H", "--grep=Close the bracket", "main")
+    subprocess.run([*git, "bisect", "start", "--first-parent", "wrong", good], check=True)
     done = subprocess.run(
         [*git, "bisect", "run", sys.executable, "-m", "harness.cli.main", "bisect", "revision",
-         "--this", "--what", "accuracy", "--repo", str(clone),
+         "--this", "--what", "accuracy", "--tokens", "16", "--repo", str(clone),
          "--farm", str(lab.folder / "devices.yaml")],
         capture_output=True, text=True, check=False, timeout=200,
         env={**os.environ, "PYTHONPATH": str(Path(engine.__file__).parents[1])},
@@ -110,10 +113,13 @@ def test_it(deployed):
 
 
 def test_a_test_of_ones_own_runs_with_the_engine_of_a_revision(
-    lab: Any, repo_of_two: tuple[Build, Build], model_file: Path, tmp_path: Path
+    lab: Any, history: Repo, model_file: Path, tmp_path: Path
 ) -> None:
     lab.boards(BOARD)
     (tmp_path / "test_mine.py").write_text(TEST)
+    history.git("worktree", "add", "--quiet", "--detach", str(tmp_path / "tree"), "good")
+    sources = tmp_path / "tree" / "engine"
+    (sources / "planted.py").write_text("HERE = 1\n")  # no other engine has it
     lost: list[Trial] = []
     make = PytestTrials(
         f"{tmp_path / 'test_mine.py'}::test_it",
@@ -123,23 +129,6 @@ def test_a_test_of_ones_own_runs_with_the_engine_of_a_revision(
         model=model_file,
         keep=lost.append,
     )
-    with_it, without = repo_of_two
-    assert make("good", with_it).result is Result.PASS
-    failed = make("bad", without)
-    assert failed.result is Result.FAIL
-    assert failed.signature == "test_it: AssertionError"
+    trial = make("bad", Build("planted", {"folder": "tree"}, lambda: sources))
+    assert trial.result is Result.PASS, (tmp_path / "pytest.log").read_text()
     assert lost == []
-
-
-@pytest.fixture
-def repo_of_two(tmp_path: Path, history: Repo) -> tuple[Build, Build]:
-    """An engine with the module `engine.planted`, and one without."""
-    builds = []
-    for name in ("with", "without"):
-        folder = tmp_path / name
-        history.git("worktree", "add", "--quiet", "--detach", str(folder), "good")
-        sources = folder / "engine"
-        if name == "with":
-            (sources / "planted.py").write_text("HERE = 1\n")
-        builds.append(Build(name, {"folder": name}, lambda sources=sources: sources))
-    return builds[0], builds[1]

@@ -21,6 +21,8 @@ LONG, SHORT = 200, 64  # commits
 EFFECT, RUN_SD, VISIT_SD, REPEATS = 0.03, 0.02, 0.01, 5
 RARE = 0.3  # of a flaky failure
 BACKGROUND = 0.01
+SURE = revisions.Settings(least_rate=revisions.SURE_RATE)  # as for wrong results
+UNSURE = revisions.Settings(least_rate=revisions.LEAST_RATE)  # as for crashes and tests
 UNBUILDABLE = 0.15
 
 CERTAIN = f"certain failure, {LONG} commits"
@@ -34,13 +36,13 @@ DRIFT = "clean control: the board drifts by 5 %"
 def run(context: Context) -> Iterator[Case]:
     for number in range(context.cases):
         rng = np.random.default_rng([context.seed, number])
-        yield from _failing(CERTAIN, Plant(rng, LONG, 1.0, 0.0))
-        yield from _failing(FLAKY, Plant(rng, LONG, RARE, BACKGROUND))
+        yield from _failing(CERTAIN, Plant(rng, LONG, 1.0, 0.0), SURE)
+        yield from _failing(FLAKY, Plant(rng, LONG, RARE, BACKGROUND), UNSURE)
         broken = Plant(rng, LONG, 1.0, 0.0)
         broken.skip = {int(at) for at in np.flatnonzero(rng.random(LONG + 1) < UNBUILDABLE)}
         broken.skip -= {0, LONG}
-        yield from _failing(BROKEN, broken)
-        yield from _failing(NO_FAILURE, Plant(rng, LONG, 0.0, 0.0, clean=True))
+        yield from _failing(BROKEN, broken, SURE)
+        yield from _failing(NO_FAILURE, Plant(rng, LONG, 0.0, 0.0, clean=True), UNSURE)
         yield from _slower(SLOWER, Speed(rng, EFFECT))
         yield from _slower(NO_CHANGE, Speed(rng, 0.0))
         yield from _slower(DRIFT, Speed(rng, 0.0, drift=0.05))
@@ -70,9 +72,9 @@ class Plant:
         return bool(self._rng.random() < (self._p if position >= self.culprit else self._q))
 
 
-def _failing(kind: str, plant: Plant) -> Iterator[Case]:
+def _failing(kind: str, plant: Plant, settings: revisions.Settings) -> Iterator[Case]:
     line = Line([str(at) for at in range(plant.commits + 1)])
-    search = revisions.FailureSearch(line)
+    search = revisions.FailureSearch(line, settings)
     while isinstance(asked := search.ask(), Question):
         if asked.position in plant.skip:
             search.untestable(asked.position)

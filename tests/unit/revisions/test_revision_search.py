@@ -50,7 +50,8 @@ def certain(culprit: int) -> Callable[[Question], tuple[Result, str | None]]:
 
 def test_a_certain_failure_among_200_commits_takes_20_runs_at_most() -> None:
     for culprit in (1, 2, 77, 128, 199, 200):
-        answer, asked = searched(FailureSearch(line_of(200)), certain(culprit))
+        search = FailureSearch(line_of(200), Settings(least_rate=0.5))
+        answer, asked = searched(search, certain(culprit))
         assert answer.outcome is Outcome.NAMED
         assert answer.positions == (culprit,)
         assert len(asked) <= 20
