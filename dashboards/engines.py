@@ -40,7 +40,7 @@ def rows(run: Run) -> tuple[tuple[str, str], ...]:
         ("Native library", native.get("library")),
         ("Threads", ready.get("threads")),
         ("Cores", cores),
-        ("Activations", options.get("activations")),
+        ("Activations", _activations(options)),
         ("Fused ops", _fused(options.get("fused"), off)),
         ("Keys and values", _joined(options.get("kv"), options.get("kv_layout"))),
         ("Weights", _joined(ready.get("layout"), _huge(options))),
@@ -83,6 +83,14 @@ def _fused(fused: object, off: object) -> str:
         return "no"
     left_out = ", ".join(map(str, off)) if isinstance(off, (list, tuple)) else ""
     return f"yes, without {left_out}" if left_out else "yes"
+
+
+def _activations(options: Mapping[str, Any]) -> str:
+    kept = options.get("float_layers") or ()
+    words = str(options.get("activations") or "")
+    if words != "int8" or not isinstance(kept, (list, tuple)) or not kept:
+        return words
+    return f"{words}, but float in {', '.join(map(str, kept))}"
 
 
 def _joined(*parts: object) -> str:

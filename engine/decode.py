@@ -43,7 +43,7 @@ def program_of(
     if buckets is not None:
         program = with_buckets(program, buckets)
     if options.activations == "int8":
-        program = int8_activations(program, package)
+        program = int8_activations(program, package, options.float_layers)
     if options.fused:
         program = apply(program, options.passes_off)
     return program
@@ -60,7 +60,11 @@ def unit_of(
             "huge_pages": options.huge_pages,
         }
         more = {**native, **more}
-    return load_unit(options.unit, package, context=context, **more)
+    unit = load_unit(options.unit, package, context=context, **more)
+    asked_for = getattr(unit, "asked_for", None)  # the faulty one's: some faults have conditions
+    if asked_for is not None:
+        asked_for(options)
+    return unit
 
 
 class Decoder:

@@ -20,7 +20,8 @@ KV_LAYOUTS = ("numpy", "sd", "ds", "mixed")
 class EngineOptions:
     """Everything about a decoder that is not its model.
 
-    `activations` "int8" quantises what goes into quantised weights, per token and 32 inputs.
+    `activations` "int8" quantises what goes into quantised weights, per token and 32 inputs, but
+    not in `float_layers` ("L03", "head").
     `fused` applies the fusion passes except `passes_off`. `keep` None refuses tokens beyond the
     context; a number keeps so many positions at the start and lets the rest be a ring.
     `kernels` names an instruction set of the native unit in place of its own choice.
@@ -39,6 +40,7 @@ class EngineOptions:
     huge_pages: bool = False
     keep: int | None = None
     kernels: str | None = None
+    float_layers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _one_of("executor", self.executor, EXECUTORS)
@@ -94,15 +96,17 @@ class EngineOptions:
                 f"engine option {unknown[0]!r} is not known; known: {', '.join(sorted(fields))}"
             )
         values = dict(raw)
-        off = values.get("passes_off", ())
-        if isinstance(off, str) or not all(isinstance(name, str) for name in off):
-            raise ValueError(f"engine option passes_off is {off!r}, expected a list of names")
-        values["passes_off"] = tuple(off)
+        for name in ("passes_off", "float_layers"):
+            off = values.get(name, ())
+            if isinstance(off, str) or not all(isinstance(item, str) for item in off):
+                raise ValueError(f"engine option {name} is {off!r}, expected a list of names")
+            values[name] = tuple(off)
         return dataclasses.replace(EngineOptions.for_unit(values.get("unit", "packed")), **values)
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain JSON, whole: `from_mapping` gives the same options back."""
-        return {**dataclasses.asdict(self), "passes_off": list(self.passes_off)}
+        lists = {"passes_off": list(self.passes_off), "float_layers": list(self.float_layers)}
+        return {**dataclasses.asdict(self), **lists}
 
 
 def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:

@@ -1,12 +1,15 @@
 """Plants faults in another unit, to see whether the harness finds and names them.
 
-`ENGINE_FAULT` holds faults separated by `;`, each `KIND[:VALUE]@OP`:
+`ENGINE_FAULT` holds faults separated by `;`, each `KIND[:VALUE]@OP[?CONDITION]`:
 
     scale:1.02@L07.ffn.down    the output times 1.02
     nan@L03.attn.out           one NaN in the output
     zero-row:5@L02.ffn.up      output 5 is always zero
     shift:1@L04.attn.rope      queries rotated for one position too high
     stale@L05.attn.kv          the newest position is not written to the cache
+    swap-heads:1@L03.attn.mix  heads 0 and 1 change places
+    zero-point:1@L02.ffn.up    weights as if their zero point were one higher
+    cancel:2@L01.ffn.act       the output times 2, which all its readers make up for
     slow:20@L01.ffn.up         20 ms longer
     leak:0.5@head.norm         half a mebibyte more memory each time
     signal:11@L02.ffn.down     the process gets signal 11
@@ -29,7 +32,8 @@ is asynchronous, in each step with the probability VALUE (default 1):
 
 A fault begins after `ENGINE_FAULT_AFTER` executions of its op (default 0; races begin at once).
 Chance is seeded by `ENGINE_FAULT_SEED`; without it, every process has its own. OP is an op of the
-program that runs, or, but for races, a part of a fused op.
+program that runs, or, but for races, a part of a fused op. A fault with a CONDITION is there only
+while the engine runs so, `scale:1.5@L01.attn.q?pass=qkv,kv=f16`: see engine.units.conditions.
 """
 
 from __future__ import annotations
@@ -43,20 +47,26 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine.program.ops import FUSED, Op, Program
 from engine.runtime.queues import Cancelled
 from engine.runtime.state import Buffer, CacheOverflow, NonFinite, State
+from engine.units import miscalculating
 from engine.units.base import Unit, execute_parts, prepare
+from engine.units.conditions import Condition, holds, parse_condition
+
+if TYPE_CHECKING:
+    from engine.options import EngineOptions
 
 
 @dataclasses.dataclass
 class Fault:
     """One planted fault, in `op`, the first of `ops`; it is not there while one of `unless` is
-    asynchronous. `hoard` keeps what a leak allocates; `unit` is where it is planted."""
+    asynchronous, or the `condition` does not hold. `hoard` is what it keeps, `reads` the buffers
+    that an `undo` is about, `unit` where it is planted, `package` the model's."""
 
     kind: str
     value: float
@@ -67,6 +77,9 @@ class Fault:
     executions: int = 0
     hoard: list[Any] = dataclasses.field(default_factory=list)
     unit: Any = None
+    condition: Condition = ()
+    reads: tuple[str, ...] = ()
+    package: Any = None
 
 
 def _change(op: Op, state: State, names: Sequence[str], change: Callable[[Buffer], Buffer]) -> None:
@@ -202,6 +215,9 @@ KINDS = {
     "zero-row": _zero_row,
     "shift": _shift,
     "stale": _stale,
+    "swap-heads": miscalculating.swap_heads,
+    "zero-point": miscalculating.zero_point,
+    "cancel": miscalculating.cancel,
     "slow": _slow,
     "leak": _leak,
     "signal": _signal,
@@ -213,6 +229,7 @@ KINDS = {
     "overrun": _overrun,
 }
 RACES = ("drop-edge", "wrong-queue", "early-reuse", "undeclared-write")  # engine.runtime.mistakes
+RUNS = {**KINDS, "undo": miscalculating.undo}  # which nobody asks for by name
 
 
 NEEDS = {
@@ -227,6 +244,7 @@ def parse(text: str) -> list[Fault]:
     faults: list[Fault] = []
     for part in filter(None, (piece.strip() for piece in text.split(";"))):
         what, at, op = part.partition("@")
+        op, asked, conditions = op.partition("?")
         kind, _, value = what.partition(":")
         if not at or not op or kind not in (*KINDS, *RACES):
             raise ValueError(
@@ -239,14 +257,16 @@ def parse(text: str) -> list[Fault]:
             raise ValueError(f"ENGINE_FAULT: {value!r} in {part!r} is not a number") from None
         together, *unless = op.split("!") if kind in RACES else [op]
         ops = tuple(together.split("+") if kind in RACES else [op])
-        chance = _chance(len(faults))
-        faults.append(Fault(kind, number, ops[0], ops, frozenset(unless), chance))
+        condition = parse_condition(part, conditions) if asked else ()
+        found = Fault(kind, number, ops[0], ops, frozenset(unless), _chance(len(faults)))
+        faults.append(dataclasses.replace(found, condition=condition))
     return faults
 
 
 def ops_of(text: str) -> set[str]:
-    """The ids that one fault names, `KIND[:VALUE]@OP`."""
-    return set(filter(None, re.split(r"[+!]", text.partition("@")[2])))
+    """The ids that one fault names, `KIND[:VALUE]@OP[?CONDITION]`."""
+    named = text.partition("@")[2].partition("?")[0]
+    return set(filter(None, re.split(r"[+!]", named)))
 
 
 def _chance(number: int) -> random.Random:
@@ -273,10 +293,18 @@ class Faulty:
         self.faults: dict[str, list[Fault]] = {}  # op → its faults, in the order given
         self.races = tuple(fault for fault in faults if fault.kind in RACES)
         for fault in faults:
+            fault.unit, fault.package = unit, unit.package
             if fault.kind not in RACES:
                 self.faults.setdefault(fault.op, []).append(fault)
-            fault.unit = unit
-            self.faults.setdefault(fault.op, []).append(fault)
+        self._undoing: dict[str, list[Fault]] = {}  # op → what makes up for a fault before it
+
+    def asked_for(self, options: EngineOptions) -> None:
+        """How the engine will run: faults whose condition does not hold are left out."""
+        self.races = tuple(race for race in self.races if holds(race.condition, options))
+        for op, faults in list(self.faults.items()):
+            self.faults[op] = [fault for fault in faults if holds(fault.condition, options)]
+            if not self.faults[op]:
+                del self.faults[op]
 
     def prepare(self, program: Program) -> None:
         """Raises ValueError for a fault in an op that the program does not have, or of a kind
@@ -302,14 +330,27 @@ class Faulty:
                     f"ENGINE_FAULT: {fault.kind} cannot be planted in {fault.op}, an op of kind "
                     f"{ops[0].kind}; expected one of kind {needed}, such as {fitting[0]}"
                 )
+            why = miscalculating.why_not(fault, ops[0], self.package)
+            if why is not None:
+                raise ValueError(
+                    f"ENGINE_FAULT: {fault.kind}:{fault.value:g} cannot be planted in {fault.op}, "
+                    f"an op of kind {ops[0].kind}; {why}"
+                )
+        self._undoing = {}
+        for fault in itertools.chain.from_iterable(self.faults.values()):
+            for other in miscalculating.undoing(fault, program) if fault.kind == "cancel" else ():
+                self._undoing.setdefault(other.op, []).append(other)
         prepare(self.unit, program)
 
     def planted(self, op: Op) -> bool:
         """Whether an op, or a part of it, has a fault."""
-        return op.id in self.faults or any(part.id in self.faults for part in op.parts)
+        return self._has(op) or any(self._has(part) for part in op.parts)
+
+    def _has(self, op: Op) -> bool:
+        return op.id in self.faults or op.id in self._undoing
 
     def execute(self, op: Op, state: State) -> None:
-        if op.kind != FUSED or not any(part.id in self.faults for part in op.parts):
+        if op.kind != FUSED or not any(self._has(part) for part in op.parts):
             self._execute(op, state, self._run)
         elif op.inner(op.id) is op:
             self._execute(op, state, self._part_by_part)
@@ -331,10 +372,10 @@ class Faulty:
     def _execute(self, op: Op, state: State, execute: Callable[[Op, State], None]) -> None:
         """One op with its faults around it, the first one innermost."""
         run = functools.partial(execute, op, state)
-        for fault in self.faults.get(op.id, ()):
+        for fault in (*self._undoing.get(op.id, ()), *self.faults.get(op.id, ())):
             fault.executions += 1
             if fault.executions > self.after:
-                run = functools.partial(KINDS[fault.kind], fault, op, state, run)
+                run = functools.partial(RUNS[fault.kind], fault, op, state, run)
         run()
 
 

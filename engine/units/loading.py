@@ -16,7 +16,7 @@ FAULT_VARIABLE = "ENGINE_FAULT"
 
 def unit_names() -> list[str]:
     """Modules of engine.units that can be asked for by name."""
-    helpers = {"base", "loading", "faulty"}
+    helpers = {"base", "loading", "faulty", "miscalculating", "conditions"}
     names = (module.name for module in pkgutil.iter_modules(engine.units.__path__))
     return sorted(set(names) - helpers)
 

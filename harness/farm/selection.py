@@ -137,7 +137,8 @@ def engine_words(
                 f"--engine-option {word} beside {said[name][0]}", expected="one of them"
             )
         parts = [part for part in text.split(",") if part]
-        said[name] = (f"--engine-option {word}", parts if name == "passes_off" else text)
+        listed = name in ("passes_off", "float_layers")
+        said[name] = (f"--engine-option {word}", parts if listed else text)
     try:
         return Engine.model_validate({name: value for name, (_, value) in said.items()})
     except ValidationError as error:

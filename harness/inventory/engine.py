@@ -62,6 +62,12 @@ def _passes(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _layers(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(name, str) for name in value):
+        raise Refused(describe(value), "a list of layers such as [L00, head]")
+    return tuple(value)
+
+
 def _keep(value: Any) -> int:
     count = parse_whole(value)
     if not 0 <= count <= 1 << 20:
@@ -84,6 +90,7 @@ class Engine(Entry):
     huge_pages: Annotated[bool | Literal["auto"], BeforeValidator(_switch)] | None = None
     keep: Annotated[int, BeforeValidator(_keep)] | None = None
     kernels: str | None = None
+    float_layers: Annotated[tuple[str, ...], BeforeValidator(_layers)] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Engine:

@@ -128,6 +128,7 @@ def definition_of(options: EngineOptions) -> EngineOptions:
     return dataclasses.replace(
         PLAIN,
         activations=options.activations,
+        float_layers=options.float_layers if options.activations == "int8" else (),
         fused=options.fused,
         passes_off=options.passes_off,
         kv=options.kv,
@@ -233,8 +234,10 @@ def alignment_inputs(
     tokens: Array,
     rows: Array,
     prompt: Sequence[int],
+    passages: Array,
 ) -> Path:
-    """The board's input file of the alignment job, the same for every board."""
+    """The board's input file of the alignment job, the same for every board. `passages` (Q, N) may
+    be none."""
 
     def make() -> Arrays:
         arrays = _aligned(model, definition, tokens, rows)
@@ -242,13 +245,16 @@ def alignment_inputs(
         read = {name for op in program.ops for name in op.reads}
         found: Arrays = {"tokens": arrays["tokens"], "rows": arrays["rows"]}
         found["prompt"] = np.array(prompt, np.int64)
+        if len(passages):
+            found["passages"] = np.asarray(passages, np.int64)
         for name, value in with_prefix(arrays, REFERENCE).items():
             if name in read and name not in program.caches:
                 found[BUFFER + name] = value.astype(np.float32)
         found.update({name: arrays[name] for name in arrays if name.startswith(CACHE)})
         return found
 
-    key = [*_key(model, definition, tokens, rows), list(map(int, prompt))]
+    further = np.asarray(passages).tolist()
+    key = [*_key(model, definition, tokens, rows), list(map(int, prompt)), further]
     return cached_file("inputs", key, make)
 
 

@@ -5,6 +5,18 @@ the program unchanged where there is nothing to do.
 """
 
 from engine.program.passes.applying import apply, pass_names
-from engine.program.passes.linears import QUANTISED, int8_activations, separate_dequantisation
+from engine.program.passes.linears import (
+    QUANTISED,
+    int8_activations,
+    layer_of,
+    separate_dequantisation,
+)
 
-__all__ = ["QUANTISED", "apply", "int8_activations", "pass_names", "separate_dequantisation"]
+__all__ = [
+    "QUANTISED",
+    "apply",
+    "int8_activations",
+    "layer_of",
+    "pass_names",
+    "separate_dequantisation",
+]
