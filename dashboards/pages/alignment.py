@@ -258,6 +258,7 @@ def ops_table(ops: Sequence[OpError]) -> Table:
             "naive rel L2",
             "worst row rel L2",
             "max-abs",
+            "int8 steps",
             "not finite",
             "outcome",
             "reason",
@@ -271,6 +272,7 @@ def ops_table(ops: Sequence[OpError]) -> Table:
                 op.base_rel_l2,
                 op.worst_row_rel_l2,
                 op.max_abs,
+                op.int8_steps,
                 op.non_finite,
                 op.outcome,
                 op.reason,
@@ -287,9 +289,10 @@ def kl_chart(logits: LogitsAgreement) -> Chart | None:
         ("from, log10", "positions"),
         tuple((edge if math.isfinite(edge) else "0", count) for edge, count in bins),
     )
+    texts = f" of {logits.prompts} texts" if logits.prompts > 1 else ""
     return histogram(
         "kl",
-        f"Histogram of the KL divergence over {logits.positions} positions, "
+        f"Histogram of the KL divergence over {logits.positions} positions{texts}, "
         f"mean {plain.number(logits.mean_kl)}",
         bins,
         x_label="KL divergence per position",

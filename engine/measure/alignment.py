@@ -1,6 +1,7 @@
 """Accuracy alignment, the board's part: what the engine computes, for the host to compare.
 
-1. repeat: the same few decode steps five times; their hashes must be equal.
+1. repeat: the same few decode steps five times; their hashes must be equal. When they are not, the
+   same once more with one op after the other, which tells a race between ops from anything else.
 2. taps: a run with taps and one without; their hashes must be equal, else the probe changes things.
 3. free: the engine on its own outputs along a given text; logits of every position, and what every
    op wrote at some of them (`rows`).
@@ -8,8 +9,10 @@
 5. prefill: every op alone on the last rows together, because several tokens at once often take
    other code than one does.
 6. text: a greedy continuation of a chat prompt.
+7. passages: the logits of further texts, so that an interval can be drawn over texts.
 
 Inputs: `tokens` (N,) int64; `rows` (P,) positions, ascending; `prompt` (n,) int64;
+`passages` (Q, N) int64 where further texts are wanted;
 `buffer.NAME` (P, …) what the reference wrote at `rows`; `cache.NAME` (N, K, D) the reference's keys
 and values.
 """
@@ -48,9 +51,13 @@ def run(context: JobContext) -> None:
     tokens, rows = context.require("tokens"), context.require("rows")
     decoder = context.decoder(context=int(context.parameter("context")))
     max_new = int(context.parameter("max_new"))
-    stages = 6
+    passages = context.inputs.get("passages", np.zeros((0, 0), np.int64))  # (Q, N)
+    stages = 6 + (1 if len(passages) else 0)
     context.progress(0, stages, "repeating a few steps")
-    context.data("repeat", repeat(decoder, tokens))
+    repeated = repeat(decoder, tokens)
+    context.data("repeat", repeated)
+    if len(set(repeated["hashes"])) > 1 and decoder.options.executor != "sync":
+        context.data("repeat_in_order", repeat(one_after_the_other(decoder), tokens))
 
     context.progress(1, stages, "running the text, with and without taps")
     tapped = free_run(decoder, tokens, rows, taps=True)
@@ -82,12 +89,27 @@ def run(context: JobContext) -> None:
         context.array("prefill", **prefill.buffers)
 
     context.progress(4, stages, f"writing {max_new} tokens")
-    context.data("text", text_run(decoder, context, max_new))
+    context.data("text", text_run(decoder, context, max_new, stages))
+
+    for number, passage in enumerate(passages):
+        context.progress(6 + number / len(passages), stages, "running further texts")
+        told = free_run(decoder, passage, np.zeros(0, np.int64), taps=False)
+        context.array(f"passage_{number}", shifted=shifted(told.logits))
+        context.data("passage", {"positions": len(told.logits), "stopped": told.stopped})
     context.progress(stages, stages, "done")
 
 
 def with_prefix(arrays: Mapping[str, Array], prefix: str) -> Arrays:
     return {name[len(prefix) :]: a for name, a in arrays.items() if name.startswith(prefix)}
+
+
+def one_after_the_other(decoder: Decoder) -> Decoder:
+    """The same engine with the sync executor, on a short cache of its own."""
+    from engine.decode import Decoder as Another
+
+    options = dataclasses.replace(decoder.options, executor="sync")
+    context = min(decoder.context, 8 + REPEAT_STEPS)
+    return Another(decoder.package, options=options, context=context, with_unit=decoder.unit)
 
 
 def digest(arrays: Sequence[Array]) -> str:
@@ -267,7 +289,7 @@ def local_run(
     return LocalRun(together, sorted(disturbed))
 
 
-def text_run(decoder: Decoder, context: JobContext, max_new: int) -> dict[str, Any]:
+def text_run(decoder: Decoder, context: JobContext, max_new: int, stages: int) -> dict[str, Any]:
     """A greedy continuation of `prompt`; a stop at bad numbers is part of the finding."""
     from engine.decode import generate
     from engine.sampling import Sampling
@@ -281,7 +303,7 @@ def text_run(decoder: Decoder, context: JobContext, max_new: int) -> dict[str, A
         for event in generation:
             tokens.append(int(event.token))
             if len(tokens) % 20 == 0:
-                context.progress(4 + len(tokens) / max_new * 2, 6, "writing")
+                context.progress(4 + len(tokens) / max_new * 2, stages, "writing")
     except NonFinite as error:
         stopped = {"step": error.step, "op": error.op, "message": str(error)}
         return {"tokens": tokens, "finish": "not finite", "stopped": stopped}

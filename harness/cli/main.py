@@ -23,6 +23,9 @@ NOUNS = {
     "nightly": Noun(
         "harness.cli.nightly", "A night over all boards, for cron or a timer: what changed?"
     ),
+    "align": Noun(
+        "harness.cli.align", "Compare every op with the reference, and name the first bad one."
+    ),
     "threads": Noun(
         "harness.cli.threads", "Measure in how many threads and on which cores boards are fastest."
     ),
@@ -57,6 +60,7 @@ Bring a model up
   harness bringup --model model.gguf --tag nightly --stress-minutes 30
   harness bringup --stage tiny --stage accuracy --json > result.json
   harness stress --board rk3588-01          30 minutes of growing dialogues
+  harness align --board rk3588-01           which op goes wrong first
   harness threads --board rk3588-01         how many threads, on which cores
   harness nightly --tag nightly             every board, and what changed since last night
 

@@ -54,14 +54,17 @@ class AccuracyStage:
     def plan(self, context: StageContext) -> Plan:
         tokens, rows, question = subject(context)
         definition = references.definition_of(context.engine.options)
-        inputs = references.alignment_inputs(context.model, definition, tokens, rows, question)
+        passages = further(context, tokens)
+        inputs = references.alignment_inputs(
+            context.model, definition, tokens, rows, question, passages
+        )
         new = new_tokens(context, question)
         parameters: dict[str, object] = {
             "context": max(len(tokens), len(question) + new),
             "max_new": new,
             "stop_ids": prompts.stop_ids(context.model),
         }
-        steps = count_steps(tokens, rows, question, new)
+        steps = count_steps(tokens, rows, question, new) + passages.size
         deadline_s = max(LEAST_DEADLINE_S, slowest_s(context.model, steps))
         # The text is run with taps, and without, before the next word.
         stall_s = slowest_s(context.model, 3 * len(tokens) + len(question))
@@ -82,7 +85,10 @@ class AccuracyStage:
         noise = logit_noise(aligned.noise) if exact else noise_of(context).between
         naive = naive_drift(ops) if exact else max(naive_drift(ops), aligned.drift)
         drifted = logit_drift(aligned.logits, back.logits, naive)
-        logits = logits_agreement(aligned.plain, back.logits)
+        pairs = [(aligned.plain, back.logits)]
+        for passage, got in zip(further(context, tokens), back.passages, strict=True):
+            pairs.append((references.plain_logits(model, passage), got))
+        logits = logits_agreement(pairs)
         judging = references.judging(definition)
         text = compare_text(model, judging, question, back.tokens, noise)
         gates = (checked.repeatable(back, REPEATS), checked.probe(back))
@@ -120,7 +126,7 @@ class AccuracyStage:
             headline=failures.short(_headline(outcome, checks, ops, first, logits, text, culprit)),
             checks=checks,
             culprit=culprit if outcome == Outcome.FAIL else None,
-            remedy=_remedy(outcome, checks, culprit, log),
+            remedy=_remedy(outcome, checks, culprit, log, _unstable(context, back)),
             details=details.model_dump(mode="json"),
         )
 
@@ -133,6 +139,12 @@ def subject(context: StageContext) -> tuple[Tokens, Tokens, list[int]]:
     rows = references.spread_rows(count, min(options.accuracy_rows, count))
     question = prompts.question(model)[: model.hyperparameters.context // 2]
     return tokens, rows, question
+
+
+def further(context: StageContext, tokens: Tokens) -> Tokens:
+    """(Q, N): texts beside `tokens` (N,) whose logits are compared."""
+    count = context.options.accuracy_prompts - 1
+    return prompts.passages(context.model, count, len(tokens), context.options.seed)
 
 
 def new_tokens(context: StageContext, question: Sequence[int]) -> int:
@@ -159,6 +171,7 @@ def wanted(context: StageContext, aligned: Aligned, question: Sequence[int]) -> 
         repeats=REPEATS,
         max_new=new_tokens(context, question),
         stop_ids=prompts.stop_ids(context.model),
+        passages=context.options.accuracy_prompts - 1,
     )
 
 
@@ -241,8 +254,27 @@ def _headline(
     )
 
 
+def _unstable(context: StageContext, back: Returned) -> str:
+    """What to do about results that differ from run to run."""
+    in_order = set(back.hashes_in_order)
+    race = f"`harness bisect race --board {context.board.name}` names it"
+    if len(in_order) == 1:
+        return f"one op after the other gives the same bits: a race between ops; {race}"
+    if in_order:
+        return (
+            "even one op after the other gives other bits: memory that is read before it is "
+            "written, or a race between threads of one op; try --engine-option threads=1"
+        )
+    if context.engine.options.executor == "sync":
+        return (
+            "the same steps give other bits: memory that is read before it is written, or a race "
+            "between threads of one op; try --engine-option threads=1"
+        )
+    return f"the same steps give other bits: a race; {race}"
+
+
 def _remedy(
-    outcome: Outcome, checks: Sequence[Check], culprit: str | None, log: RunLog
+    outcome: Outcome, checks: Sequence[Check], culprit: str | None, log: RunLog, unstable: str
 ) -> str | None:
     if outcome == Outcome.INVALID:
         return "run the stage again; if it stays so, the engine leaves out what it was asked for"
@@ -253,7 +285,7 @@ def _remedy(
         return f"a fault is planted on this board (ENGINE_FAULT={fault}): unset it"
     bad = next(check.name for check in checks if check.outcome == Outcome.FAIL)
     if bad == "repeatable":
-        return "the same steps give other bits: a race, or memory that is read before it is written"
+        return unstable
     if bad == "taps_harmless":
         return "taps must copy: look for an op that writes into what another one still reads"
     if bad == "complete":

@@ -183,10 +183,14 @@ def divergence(logits: LogitsAgreement, limit: float, schemes: str, *, stopped: 
         measured=logits.mean_kl,
         limit=limit,
         unit="nats",
-        sentence=f"Mean KL divergence over {logits.positions} positions is {logits.mean_kl:.2g} "
-        f"({logits.mean_kl_low:.2g} to {logits.mean_kl_high:.2g}), at most {limit:g}"
-        + (f"; {schemes} against floats." if schemes else "."),
+        sentence=f"Mean KL divergence over {logits.positions} positions{_texts(logits)} is "
+        f"{logits.mean_kl:.2g} ({logits.mean_kl_low:.2g} to {logits.mean_kl_high:.2g}), at most "
+        f"{limit:g}" + (f"; {schemes} against floats." if schemes else "."),
     )
+
+
+def _texts(logits: LogitsAgreement) -> str:
+    return f" of {logits.prompts} texts" if logits.prompts > 1 else ""
 
 
 def top1(logits: LogitsAgreement) -> Check:

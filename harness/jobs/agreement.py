@@ -11,7 +11,7 @@ import numpy.typing as npt
 from harness.jobs import prompts, references
 from harness.jobs.details import LogitsAgreement, TextComparison
 from harness.statistics.accuracy import kl
-from harness.statistics.bootstrap import mean_interval, wilson
+from harness.statistics.bootstrap import mean_interval, percentile_interval, wilson
 
 if TYPE_CHECKING:
     from engine.options import EngineOptions
@@ -29,6 +29,7 @@ NOISE_POSITIONS = 96  # of a text, whose logits tell what rounding to codes cost
 SCHEME_FACTOR = 2.0  # of the largest error there: depth looks at hundreds of logits more
 CONTINUATION = 24  # tokens of the reference's own text behind a divergence
 GRAM = 4
+FEWEST_TEXTS = 3  # that an interval is drawn over; of fewer, over positions
 
 
 def kl_rows(reference: Array, board: Array) -> npt.NDArray[np.float64]:
@@ -38,35 +39,45 @@ def kl_rows(reference: Array, board: Array) -> npt.NDArray[np.float64]:
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def logits_agreement(reference: Array, board: Array) -> LogitsAgreement:
-    """Over the positions that the board reached: (N, V) against (n ≤ N, V).
+def logits_agreement(pairs: Sequence[tuple[Array, Array]]) -> LogitsAgreement:
+    """Over the positions that the board reached. Each pair is a text: (N, V) of the reference
+    against (n ≤ N, V) of the board.
 
-    The mean's interval is a bootstrap over positions, top-1's is Wilson's, both 95 %.
+    Intervals are 95 %: of KL a bootstrap over texts, or over positions where there are too few; of
+    top-1 Wilson's.
     """
-    n = min(len(reference), len(board))
-    if n == 0:
+    reached = [(want[: len(got)], got[: len(want)]) for want, got in pairs]
+    reached = [pair for pair in reached if len(pair[1])]
+    if not reached:
         return LogitsAgreement(
             positions=0, mean_kl=0.0, p99_kl=0.0, mean_kl_low=0.0, mean_kl_high=0.0,
-            top1=0.0, top1_low=0.0, top1_high=1.0, kl_histogram=(),
+            top1=0.0, top1_low=0.0, top1_high=1.0, kl_histogram=(), prompts=0,
         )  # fmt: skip
-    divergence = kl_rows(reference[:n], board[:n])
-    low, high = mean_interval(divergence)
-    same = int((reference[:n].argmax(axis=-1) == board[:n].argmax(axis=-1)).sum())
-    top1_low, top1_high = wilson(same, n)
+    texts = [kl_rows(want, got) for want, got in reached]  # (n,) each
+    divergence = np.concatenate(texts)
+    same = sum(int((w.argmax(axis=-1) == g.argmax(axis=-1)).sum()) for w, g in reached)
+    many = len(texts) >= FEWEST_TEXTS
+    low, high = mean_interval([text.mean() for text in texts] if many else divergence)
+    groups = texts if many else [divergence[index : index + 1] for index in range(len(divergence))]
+    p99_low, p99_high = percentile_interval(groups, 99)
+    top1_low, top1_high = wilson(same, len(divergence))
     edges = np.arange(-12, 3)
     counts, _ = np.histogram(np.log10(np.maximum(divergence, SMALLEST_KL)), bins=edges)
     return LogitsAgreement(
-        positions=n,
+        positions=len(divergence),
         mean_kl=float(divergence.mean()),
         p99_kl=float(np.percentile(divergence, 99)),
         mean_kl_low=low,
         mean_kl_high=high,
-        top1=same / n,
+        top1=same / len(divergence),
         top1_low=top1_low,
         top1_high=top1_high,
         kl_histogram=tuple(
             (float(edge), int(count)) for edge, count in zip(edges[:-1], counts, strict=True)
         ),
+        prompts=len(texts),
+        p99_kl_low=p99_low,
+        p99_kl_high=p99_high,
     )
 
 

@@ -38,6 +38,7 @@ class BringupOptions(Record):
     seed: int = Field(default=0, ge=0)
     accuracy_tokens: int = Field(default=200, ge=1)  # generated and compared with the reference
     accuracy_positions: int = Field(default=96, ge=16)  # teacher-forced, whose logits are compared
+    accuracy_prompts: int = Field(default=1, ge=1, le=64)  # texts whose logits are compared
     accuracy_rows: int = Field(default=6, ge=3)  # of these, positions where every op is compared
     # An engine that says nothing for so long is ended as hung; None: the stage's own patience.
     stall_seconds: float | None = Field(default=None, gt=0)

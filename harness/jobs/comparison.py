@@ -33,6 +33,7 @@ TOLERANCE = 2e-3
 ELEMENT_TOLERANCE = 2e-2
 WARN_COSINE = 0.99
 BUG_COSINE = 0.95
+CODE_GROUP, CODE_LARGEST = 32, 127  # values that share an int8 code's scale, and its largest code
 ROWS_AT_ONCE = 16  # of logits: a float64 copy of all of them would be large
 ALONE = ("local", "prefill")  # modes in which an op is fed the reference's inputs
 
@@ -157,8 +158,9 @@ def compare_op(
     # Cosines as low as the naive implementation's own are no bug of the board.
     lowered = min(1.0, BASE_FACTOR * least.angle)
     outcome, reason = _decide(
-        relative, limits, row_norms(want), cosine, element, at, base_element, lowered
-    )
+        relative, limits, (row_norms(want), row_norms(got)), cosine, element, at, base_element,
+        lowered,
+    )  # fmt: skip
     if outcome != Outcome.FAIL and rows < len(reference) and not shorter:
         outcome, reason = Outcome.INVALID, f"only {rows} of {len(reference)} rows came back"
     return OpError(
@@ -171,7 +173,23 @@ def compare_op(
         non_finite=0,
         outcome=outcome,
         reason=reason,
+        int8_steps=_finite(code_steps(error, want)),
     )
+
+
+def code_steps(error: Float64, reference: Float64) -> float:
+    """The largest |error| in steps of an int8 code, whose scale CODE_GROUP values of a row share: a
+    right rounding to such codes is off by half a step. Infinity where the reference is zero."""
+    rows, width = error.shape
+    if error.size == 0:
+        return 0.0
+    padding = ((0, 0), (0, -width % CODE_GROUP))
+    grouped = [np.abs(np.pad(part, padding)).reshape(rows, -1, CODE_GROUP).max(axis=-1)
+               for part in (error, reference)]  # fmt: skip
+    worst, largest = grouped  # (P, groups)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        steps = np.where(worst == 0, 0.0, worst * CODE_LARGEST / largest)
+    return float(steps.max())
 
 
 def pooled(error: Float64, reference: Float64) -> float:
@@ -195,7 +213,7 @@ def worst_element(error: Float64, reference: Float64) -> tuple[float, tuple[int,
 def _decide(
     relative: Float64,
     limits: Float64,
-    norms: Float64,
+    norms: tuple[Float64, Float64],  # the reference's, the board's
     cosine: float,
     element: float,
     at: tuple[int, int],
@@ -205,8 +223,10 @@ def _decide(
     bug, warn = min(BUG_COSINE, 1.0 - lowered), min(WARN_COSINE, 1.0 - lowered)
     worst = int(np.argmax(relative - limits))
     if relative[worst] > limits[worst]:
-        if norms[worst] == 0:
+        if norms[0][worst] == 0:
             return Outcome.FAIL, f"row {worst}: the reference is all zeros, the board's is not"
+        if norms[1][worst] == 0:
+            return Outcome.FAIL, f"row {worst}: the board's is all zeros, the reference's is not"
         return Outcome.FAIL, (
             f"row {worst} is off by {relative[worst]:.2g} of its norm, limit {limits[worst]:.2g} "
             f"({BASE_FACTOR:g} × naive + {TOLERANCE:g})"

@@ -40,6 +40,7 @@ class Wanted:
     repeats: int
     max_new: int
     stop_ids: Collection[int]
+    passages: int = 0  # further texts of as many positions
 
 
 @dataclasses.dataclass
@@ -62,6 +63,9 @@ class Returned:
     finish: str = "untold"
     free_stopped: Told | None = None  # where the teacher-forced run met bad numbers
     text_stopped: Told | None = None
+    passages: list[Array] = dataclasses.field(default_factory=list)  # each (≤ N, V)
+    # Of the same steps with one op after the other; asked for only where `hashes` differ.
+    hashes_in_order: tuple[str, ...] = ()
     missing: list[str] = dataclasses.field(default_factory=list)
     wrong: list[str] = dataclasses.field(default_factory=list)
 
@@ -82,6 +86,9 @@ def gather(log: RunLog, wanted: Wanted) -> Returned:
     """Raises HarnessError for an array file that is damaged; never for one that is wrong."""
     back = Returned()
     _repeat(back, _told(log, back, "repeat"), wanted)
+    in_order = log.all_data("repeat_in_order")
+    if in_order and isinstance(in_order[-1], Mapping):
+        back.hashes_in_order = tuple(_names(in_order[-1].get("hashes")))
     taps = _told(log, back, "taps")
     back.taps = (str(taps.get("with") or ""), str(taps.get("without") or ""))
     if taps and not all(back.taps):
@@ -95,7 +102,12 @@ def gather(log: RunLog, wanted: Wanted) -> Returned:
         back.prefill = _buffers(log, back, "prefill", wanted.prefill_rows, wanted.reference)
         disturbed += _names(_told(log, back, "prefill").get("disturbed"))
     back.disturbed = tuple(dict.fromkeys(disturbed))
-    back.logits = _logits(log, back, wanted, shorter=stopped)
+    back.logits = _logits(log, back, "logits", wanted, shorter=stopped)
+    told = [item for item in log.all_data("passage") if isinstance(item, Mapping)]
+    for number in range(wanted.passages):
+        ended = number < len(told) and _stop(told[number].get("stopped")) is not None
+        logits = _logits(log, back, f"passage_{number}", wanted, shorter=ended)
+        back.passages.append(logits)
     _text(back, _told(log, back, "text"), wanted)
     return back
 
@@ -179,16 +191,17 @@ def _buffers(
     return found
 
 
-def _logits(log: RunLog, back: Returned, wanted: Wanted, *, shorter: bool) -> Array:
+def _logits(log: RunLog, back: Returned, name: str, wanted: Wanted, *, shorter: bool) -> Array:
     nothing: Array = np.zeros((0, wanted.vocab), np.float16)
-    logits = _arrays(log, back, "logits").get("shifted", nothing)
+    logits = _arrays(log, back, name).get("shifted", nothing)
     if logits.shape[1:] != (wanted.vocab,) or len(logits) > wanted.positions:
         back.wrong.append(
-            f"logits have shape {logits.shape}, expected {(wanted.positions, wanted.vocab)}"
+            f"{name}: the logits have shape {logits.shape}, "
+            f"expected {(wanted.positions, wanted.vocab)}"
         )
         return nothing
     if len(logits) < wanted.positions and not shorter:
-        back.missing.append(f"logits of {len(logits)} of {wanted.positions} positions")
+        back.missing.append(f"{name}: logits of {len(logits)} of {wanted.positions} positions")
     return logits
 
 

@@ -41,18 +41,22 @@ class OpError(Record):
     non_finite: int  # how many values
     outcome: str  # an Outcome value
     reason: str = ""
+    int8_steps: float | None = None  # the largest error in steps of an int8 code of 32 values
 
 
 class LogitsAgreement(Record):
     positions: int
     mean_kl: float
     p99_kl: float
-    mean_kl_low: float  # bootstrap over positions, 95 %
+    mean_kl_low: float  # bootstrap over texts, or over the positions of a single one, 95 %
     mean_kl_high: float
     top1: float
     top1_low: float  # Wilson, 95 %
     top1_high: float
     kl_histogram: tuple[tuple[float, int], ...]  # (lower edge in log10 KL, count)
+    prompts: int = 1  # texts that the positions belong to
+    p99_kl_low: float | None = None  # bootstrap over the same
+    p99_kl_high: float | None = None
 
 
 class TextComparison(Record):

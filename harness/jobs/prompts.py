@@ -81,6 +81,23 @@ def text_tokens(model: PreparedModel, count: int, seed: int = 0) -> npt.NDArray[
     return np.array((ids * (count // len(ids) + 1))[:count], np.int64)
 
 
+def passages(model: PreparedModel, number: int, count: int, seed: int = 0) -> npt.NDArray[np.int64]:
+    """(number, count) ids: further texts beside `text_tokens`, each the same real text from another
+    sentence on; seeded ids for a model without a tokenizer."""
+    found = tokenizer(model)
+    if found is None:
+        rows = [random_tokens(model, count, seed + 1 + index) for index in range(number)]
+        return np.array(rows, np.int64).reshape(number, count)
+    sentences = TEXT.split(". ")
+    rows = []
+    for index in range(1, number + 1):
+        first = index * len(sentences) // (number + 1)
+        turned = [*sentences[first:], *sentences[:first]]
+        ids = found.encode(". ".join(turned))
+        rows.append(np.array((ids * (count // len(ids) + 1))[:count], np.int64))
+    return np.array(rows, np.int64).reshape(number, count)
+
+
 def random_tokens(model: PreparedModel, count: int, seed: int) -> npt.NDArray[np.int64]:
     """(count,) ids from Philox, the same on every machine."""
     words = np.random.Philox(key=seed).random_raw(count)

@@ -3,10 +3,35 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
+
+
+def percentile_interval(
+    groups: Sequence[npt.ArrayLike],
+    percentile: float,
+    *,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """(low, high) for a percentile (0–100) of values that come in groups: whole groups are drawn
+    anew, because values of one group are alike (A. C. Davison and D. V. Hinkley, "Bootstrap Methods
+    and their Application", 1997, section 3.8). Raises ValueError for no or empty groups.
+    """
+    parts = [np.asarray(group, np.float64) for group in groups]
+    if not parts or any(part.ndim != 1 or not part.size for part in parts):
+        raise ValueError("expected groups of values, found none or an empty one")
+    rng = np.random.default_rng(seed)
+    found = [
+        np.percentile(np.concatenate([parts[index] for index in chosen]), percentile)
+        for chosen in rng.integers(0, len(parts), (resamples, len(parts)))
+    ]
+    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
 
 
 def mean_interval(

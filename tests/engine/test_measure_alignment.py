@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -87,17 +89,24 @@ def afflicted() -> dict[str, Any]:
 
 @pytest.fixture
 def aligned(
-    context: StageContext,
+    context: StageContext, align_with: Callable[[StageContext], tuple[Verdict, RunLog]]
+) -> Align:
+    """Plan, run in this process with the fault, judge without it."""
+    return lambda: align_with(context)
+
+
+@pytest.fixture
+def align_with(
     afflicted: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> Align:
-    """Plan, run in this process with the fault, judge without it."""
+) -> Callable[[StageContext], tuple[Verdict, RunLog]]:
+    """As `aligned`, with any context."""
 
     def load(name: str, package: Package, **options: Any) -> Unit:
         return Sometimes(load_unit(name, package, **options), **afflicted)
 
-    def run() -> tuple[Verdict, RunLog]:
+    def run(context: StageContext) -> tuple[Verdict, RunLog]:
         plan = accuracy.STAGE.plan(context)
         told: list[tuple[str, Mapping[str, Any]]] = [
             ("run-start", {"run_id": "run-1"}),
@@ -211,3 +220,45 @@ def test_last_piece_is_the_consecutive_positions_at_the_end() -> None:
     assert alignment.last_piece(np.arange(5)) == (0, 5)
     assert alignment.last_piece(np.array([0, 1, 9])) is None
     assert alignment.last_piece(np.array([0])) is None
+
+
+def test_bits_that_differ_are_looked_at_again_with_one_op_after_the_other(
+    context: StageContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Noise in one op, on the threads of the async executor alone: what a race looks like.
+    noise = np.random.default_rng(0)
+
+    class Racy(Faulty):
+        def execute(self, op: Op, state: State) -> None:
+            self.unit.execute(op, state)
+            if (
+                op.id == "L00.ffn.down"
+                and threading.current_thread() is not threading.main_thread()
+            ):
+                state[op.writes[0]] = state[op.writes[0]] * np.float32(1 + noise.normal() * 1e-3)
+
+    monkeypatch.setattr(
+        engine.decode, "load_unit", lambda *a, **k: Racy(load_unit(*a, **k), [], "")
+    )
+    options = EngineOptions(executor="async")
+    with Package.open(context.model.package) as package:
+        decoder = Decoder(package, options=options, context=64)
+        try:
+            told = alignment.repeat(decoder, np.arange(40, dtype=np.int64))
+            in_order = alignment.repeat(
+                alignment.one_after_the_other(decoder), np.arange(40, dtype=np.int64)
+            )
+        finally:
+            decoder.close()
+    assert len(set(told["hashes"])) > 1
+    assert len(set(in_order["hashes"])) == 1
+
+
+def test_further_texts_come_back_as_logits_of_their_own(
+    context: StageContext, align_with: Callable[[StageContext], tuple[Verdict, RunLog]]
+) -> None:
+    options = context.options.model_copy(update={"accuracy_prompts": 3})
+    verdict, log = align_with(dataclasses.replace(context, options=options))
+    assert verdict.outcome == Outcome.PASS, verdict.headline
+    assert verdict.details["logits"]["prompts"] == 3
+    assert [len(log.arrays(f"passage_{n}")["shifted"]) for n in range(2)] == [48, 48]

@@ -46,6 +46,11 @@ def judged(
         "disturbed_in_prefill": [],
         "logits": aligned.logits.copy(),
         "text": {"tokens": text, "finish": "length", "stopped": None},
+        "in_order": None,
+        "passages": [
+            references.plain_logits(context.model, passage).copy()
+            for passage in accuracy.further(context, tokens)
+        ],
     }
     change(sent)
     build.started()
@@ -56,6 +61,7 @@ def judged(
         ("local", {"disturbed": sent["disturbed"]}),
         ("prefill", {"disturbed": sent["disturbed_in_prefill"]}),
         ("text", sent["text"]),
+        ("repeat_in_order", sent["in_order"]),
     ):
         if told is not None:
             build.data(name, told)
@@ -64,6 +70,9 @@ def judged(
             build.arrays(name, **sent[name])
     if sent["logits"] is not None:
         build.arrays("logits", shifted=shifted(sent["logits"]))
+    for number, logits in enumerate(sent["passages"]):
+        build.arrays(f"passage_{number}", shifted=shifted(logits))
+        build.data("passage", {"positions": len(logits), "stopped": None})
     return accuracy.STAGE.judge(context, build.ended())
 
 
@@ -426,3 +435,59 @@ def test_deadline_grows_with_the_package(
     tokens, _, question = accuracy.subject(context)
     least = 60 * (2 * len(tokens) + len(question) + 24)
     assert least < accuracy.STAGE.plan(context).spec.deadline_s < 2 * least
+
+
+def test_logits_of_further_texts_are_judged_and_intervals_are_drawn_over_texts(
+    build: LogBuilder, stage_context: Contexts
+) -> None:
+    context = stage_context(accuracy_positions=32, accuracy_tokens=24, accuracy_prompts=4)
+
+    def change(sent: dict[str, Any]) -> None:
+        sent["passages"][1][:, 5] += 3.0
+
+    verdict = judged(build, context, change)
+    logits = verdict.details["logits"]
+    assert (logits["prompts"], logits["positions"]) == (4, 4 * 32)
+    # One text of four is far off: over texts nobody knows the mean as well as over positions.
+    assert logits["mean_kl_low"] < 0.3 * logits["mean_kl"]
+    assert logits["p99_kl_low"] < logits["p99_kl"] <= logits["p99_kl_high"]
+    sentence = next(check.sentence for check in verdict.checks if check.name == "mean_kl")
+    assert "of 4 texts" in sentence
+
+
+def test_a_further_text_that_did_not_come_back_is_told(
+    build: LogBuilder, stage_context: Contexts
+) -> None:
+    context = stage_context(accuracy_positions=32, accuracy_tokens=24, accuracy_prompts=3)
+    verdict = judged(build, context, lambda sent: sent["passages"].pop())
+    assert verdict.outcome == Outcome.INVALID
+    assert "passage_1: logits of 0 of 32 positions" in verdict.checks[0].sentence
+
+
+@pytest.mark.parametrize(
+    ("executor", "in_order", "words"),
+    [
+        ("async", ["aa"] * 5, "a race between ops; `harness bisect race --board bench-1`"),
+        ("async", ["aa", "bb", "aa", "aa", "aa"], "even one op after the other"),
+        ("async", None, "a race; `harness bisect race --board bench-1`"),
+        ("sync", None, "memory that is read before it is written"),
+    ],
+)
+def test_bits_that_differ_from_run_to_run_name_no_op_but_what_to_do(
+    executor: str,
+    in_order: list[str] | None,
+    words: str,
+    build: LogBuilder,
+    stage_context: Contexts,
+) -> None:
+    engine = {"unit": "packed", "executor": executor}
+    context = stage_context(accuracy_positions=32, accuracy_tokens=24, engine=engine)
+
+    def change(sent: dict[str, Any]) -> None:
+        sent["repeat"] = {"hashes": ["aa", "aa", "bb", "aa", "aa"], "steps": 3, "prefill": 8}
+        sent["in_order"] = in_order and {"hashes": in_order, "steps": 3, "prefill": 8}
+        scaled(sent, "local", "L01.ffn.down")
+
+    verdict = judged(build, context, change)
+    assert (verdict.outcome, verdict.culprit) == (Outcome.FAIL, None)
+    assert words in (verdict.remedy or "")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.program.ops import Op
-from harness.jobs.comparison import added_to, compare_all, compare_op, first_failure
+from harness.jobs.comparison import added_to, code_steps, compare_all, compare_op, first_failure
 from harness.jobs.details import OpError
 from harness.verdicts import Outcome
 
@@ -219,3 +219,31 @@ def test_rounding_to_codes_may_begin_in_any_row_and_op() -> None:
     board["b0"][0] *= 1.05  # before any code was rounded
     early = compare_all(ops, "free", board, want, naive, scattered=True)
     assert early[0].outcome == Outcome.FAIL
+
+
+def test_rows_of_zeros_get_a_verdict_of_their_own() -> None:
+    want = outputs()
+    empty = want.copy()
+    empty[2] = 0
+    gone = compare_op(OP, "local", empty, want, want)
+    assert (gone.outcome, gone.cosine) == (Outcome.FAIL, 0.0)
+    assert gone.reason == "row 2: the board's is all zeros, the reference's is not"
+    made = compare_op(OP, "local", want, empty, empty)
+    assert made.outcome == Outcome.FAIL
+    assert made.reason == "row 2: the reference is all zeros, the board's is not"
+    assert compare_op(OP, "local", empty, empty, empty).outcome == Outcome.PASS
+
+
+def test_errors_are_told_in_steps_of_the_codes_that_values_share() -> None:
+    want = np.zeros((2, 70))
+    want[0, :32], want[1, 64:] = 127.0, 12.7  # steps of 1, and of 0.1 in a group of six
+    error = np.zeros_like(want)
+    error[0, 3] = 0.5
+    assert code_steps(error, want) == pytest.approx(0.5)
+    error[1, 69] = 0.2
+    assert code_steps(error, want) == pytest.approx(2.0)
+    error[0, 40] = 1e-9  # where the reference is zero there is no step
+    assert code_steps(error, want) == np.inf
+    assert compare_op(OP, "local", want + error, want, want).int8_steps is None
+    rounded_codes = np.rint(outputs(5) / 3) * 3
+    assert code_steps(rounded_codes - outputs(5), outputs(5)) > 0.3

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from harness.statistics.bootstrap import mean_interval, wilson
+from harness.statistics.bootstrap import mean_interval, percentile_interval, wilson
 
 
 def test_mean_interval_covers_the_mean_of_skewed_values() -> None:
@@ -74,3 +74,21 @@ def test_wilson_of_no_trials_tells_nothing() -> None:
 def test_wilson_refuses_more_successes_than_trials() -> None:
     with pytest.raises(ValueError, match="5 successes of 4"):
         wilson(5, 4)
+
+
+def test_a_percentile_is_as_uncertain_as_the_groups_that_its_values_come_in() -> None:
+    rng = np.random.default_rng(1)
+    alike = [rng.exponential(size=100) for _ in range(8)]
+    low, high = percentile_interval(alike, 99)
+    assert low < np.percentile(np.concatenate(alike), 99) <= high
+    odd = [*alike[:7], alike[7] * 20]
+    odd_low, odd_high = percentile_interval(odd, 99)
+    assert odd_low < 2 * high  # without the odd group
+    assert odd_high > 10 * high  # with it, perhaps twice
+    assert percentile_interval([[1.0, 1.0], [1.0]], 99) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("groups", [[], [[1.0], []], [[[1.0]]]])
+def test_a_percentile_of_nothing_is_refused(groups: list[list[float]]) -> None:
+    with pytest.raises(ValueError, match="groups of values"):
+        percentile_interval(groups, 99)
