@@ -27,12 +27,12 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Culprits:
-    """Options that fail together. `needed` is what they need on top. One element of `options` that
-    lies between two settings that can be run stands for the group in `instead`."""
+    """Options that fail together. `needed` is what they need on top, `beside` what stands before
+    one of them in the list and could not be tried without it."""
 
     options: tuple[str, ...]
     needed: tuple[str, ...] = ()
-    instead: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
     probability: float = 1.0
 
 

@@ -75,7 +75,9 @@ class OptionSearch:
         self.among: tuple[str, ...] = ()  # the options that it searches
         self.posteriors: list[dict[str, float]] = []  # of each search that ended: option → share
         self._failures, self._full_trials = 0, 0
-        self._background = [0, 0]
+        # Failures and passes of settings that are known to hold a culprit, and of those that hold
+        # none: from what was seen with everything on and off, and from each search that ended.
+        self._bad, self._good = [0, 0], [0, 0]
         self._deterministic = False
         self._counts: dict[frozenset[str], list[int]] = {}  # setting → failures, passes
         self._search = self._run()
@@ -152,8 +154,8 @@ class OptionSearch:
     ) -> Generator[Question, Trial, bool | None]:
         """Whether it fails at the rate that was seen with everything on, and not at that of the
         background, with the asked confidence. None when that cannot be told."""
-        bad = Rate(self._failures, self._full_trials - self._failures)
-        good = Rate(self._background[0], self._background[1], BACKGROUND)
+        bad = Rate(self._bad[0], self._bad[1])
+        good = Rate(self._good[0], self._good[1], BACKGROUND)
         for _ in range(MOST_RUNS):
             failures, passes = self._counts.get(options, (0, 0))
             if self._deterministic and failures + passes:
@@ -197,10 +199,22 @@ class OptionSearch:
         full = frozenset(self.space.names)
         most = self._runs(self.least_p)
         bits: list[Any] = []
+        others = 0  # other failures, which say nothing about the rate of this one
         while self._failures < TARGET_FAILURES:
             trial = yield from self._once("all on", full)
             if trial.result is Result.FAIL and self.signature is None:
                 self.signature = trial.signature
+            if not self.is_target(trial) and trial.result is not Result.PASS:
+                others += 1
+                if others >= most:
+                    raise _End(
+                        Verdict(
+                            Outcome.NOT_REPRODUCIBLE,
+                            f"with every option on it fails in another way, {others} times: "
+                            f"{trial.signature}",
+                        )
+                    )
+                continue
             self._full_trials += 1
             self._failures += self.is_target(trial)
             bits.append(trial.evidence.get("hash"))
@@ -225,13 +239,14 @@ class OptionSearch:
                     )
                 )
         self._deterministic = self._failures == self._full_trials and same
-        self._counts[full] = [self._failures, self._full_trials - self._failures]
+        self._bad = [self._failures, self._full_trials - self._failures]
+        self._counts[full] = list(self._bad)
         off: frozenset[str] = frozenset()
         always = yield from self._fails("all off", off)
-        self._background = self._counts.get(off, [0, 0])
-        told = f"{self._background[0]} of {sum(self._background)} runs"
+        self._good = list(self._counts.get(off, [0, 0]))
+        told = f"{self._good[0]} of {sum(self._good)} runs"
         if always is None:
-            why = "fails in another way" if not sum(self._background) else f"fails in {told}"
+            why = "fails in another way" if not sum(self._good) else f"fails in {told}"
             raise _End(
                 Verdict(
                     Outcome.INCONCLUSIVE,
@@ -252,29 +267,33 @@ class OptionSearch:
     ) -> Generator[Question, Trial, Culprits]:
         """A minimal set of options among `left` that fails."""
         members: list[str] = []
-        groups: list[str] = []
+        beside: list[str] = []  # between two prefixes that can be run, before a member
         probability, limit = 1.0, len(left)
-        while True:
-            if members:
-                alone = self.space.closed(members)
-                if (yield from self._fails("alone", alone)):
-                    break
+        for _ in range(MOST_MEMBERS):
             if limit == 0:
                 raise _End(self._contradiction((), members))
-            if len(members) == MOST_MEMBERS:
-                raise _End(self._graded(members, others))
             found = yield from self._prefix(left[:limit], members)
-            members.append(left[found.last - 1])
-            groups += left[found.first - 1 : found.last - 1]
+            *others_there, last = left[found.first - 1 : found.last]
+            members.append(last)
+            beside += others_there
             probability *= found.probability
             limit = found.first - 1
+            if (yield from self._fails("alone", self.space.closed(members))):
+                break
+            if others_there:  # it may take them too
+                members += reversed(others_there)
+                if (yield from self._fails("alone", self.space.closed(members))):
+                    break
+        else:
+            raise _End(self._graded(members, others))
         for name in list(members) if len(members) > 1 else ():
             rest = [other for other in members if other != name]
             if (yield from self._fails("minimal", self.space.closed(rest))):
                 members = rest
         members.reverse()  # in the order of the list
         needed = sorted(self.space.closed(members) - set(members), key=self.space.names.index)
-        return Culprits(tuple(members), tuple(needed), tuple(groups), probability)
+        beside = [name for name in beside if name not in members]
+        return Culprits(tuple(members), tuple(needed), tuple(beside), probability)
 
     def _prefix(
         self, among: Sequence[str], members: Sequence[str]
@@ -288,9 +307,9 @@ class OptionSearch:
         while True:
             search = ThresholdSearch(
                 len(among),
-                failures=self._failures,
-                trials=self._full_trials,
-                background=(self._background[0], self._background[1] * self._weight),
+                failures=self._bad[0],
+                trials=sum(self._bad),
+                background=(self._good[0], self._good[1] * self._weight),
                 delta=self.delta,
                 allowed=allowed,
                 weights=weights,
@@ -308,6 +327,7 @@ class OptionSearch:
                     self.threshold = None
                     if move.last > len(among):
                         raise _End(self._contradiction(among, members))
+                    self._learn(move, told)
                     return move
                 if isinstance(move, Inconclusive):
                     raise _End(self._unclear(among, move))
@@ -320,6 +340,14 @@ class OptionSearch:
                     search.tell(*told[-1])
             allowed.discard(refused)
 
+    def _learn(self, found: Found, told: Sequence[tuple[int, bool, int]]) -> None:
+        """Rates, from the settings of a search whose threshold is known now."""
+        for m, failed, _ in told if not self._deterministic else ():
+            if m >= found.last:
+                self._bad[0 if failed else 1] += 1
+            elif m < found.first:
+                self._good[0 if failed else 1] += 1
+
     def _enough_to_disable(
         self, found: Culprits, already: Sequence[str]
     ) -> Generator[Question, Trial, tuple[str, ...] | None]:
@@ -328,7 +356,7 @@ class OptionSearch:
         None when it still fails whichever is off."""
         unclear = False
         for name in reversed(found.options):  # the one that fewest others need
-            for off in dict.fromkeys(((name,), (*found.instead, name))):
+            for off in dict.fromkeys(((name,), (*found.beside, name))):
                 fails = yield from self._fails("without", self.space.without([*already, *off]))
                 if fails is False:
                     return off

@@ -32,7 +32,7 @@ def _ours(kind: str, make: Make, found: Space, seed: list[int]) -> Case:
     verdict = engine.search(search)
     named: frozenset[str] = frozenset()
     if verdict.outcome is Outcome.NAMED:
-        named = frozenset(name for one in verdict.sets for name in (*one.options, *one.instead))
+        named = frozenset(name for one in verdict.sets for name in one.options)
     return Case(
         kind, truth, named, engine.runs, claimed=verdict.confidence, note=verdict.outcome.value
     )
