@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli.bisect_options import options
 from harness.cli.bisect_race import race
 from harness.cli.bisect_revision import revision
 from harness.cli.output import emit, emit_json, guard, say, visible
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from harness.store.models import SearchRow
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
+app.command()(options)
 
 StoreOption = Annotated[
     str | None,

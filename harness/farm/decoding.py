@@ -19,14 +19,19 @@ from harness.jobs.base import BringupOptions, Plan, StageContext, make_spec
 from harness.verdicts import Outcome
 
 if TYPE_CHECKING:
+    from harness.deploy.models import PreparedModel
     from harness.farm.deployed import Deployed
+    from harness.jobs.engines import EngineChoice
     from harness.jobs.runlog import RunLog
+    from harness.verdicts import Verdict
 
 CONTEXT = 512  # positions of a generation for which none are asked
 
 
 class DecodeFailed(AssertionError):
     """The engine did not do what it was asked: it crashed, hung, or computed bad numbers."""
+
+    verdict: Verdict | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,14 +136,21 @@ class DecodeSession:
         *,
         timeout_s: float = 120.0,
         engine: Mapping[str, Any] | None = None,
+        choice: EngineChoice | None = None,
+        model: PreparedModel | None = None,
+        cancel: Callable[[], bool] = lambda: False,
     ) -> RunLog:
         """Any job of `engine.measure` to its end; what it told. `engine` are fields of
-        engine.options.EngineOptions in place of the board's own.
+        engine.options.EngineOptions in place of the board's own, or of `choice`. `model` is another
+        one that was put on the board. When `cancel` says so, the run is ended: a BoardError.
 
         Raises DecodeFailed when the engine fails or is not done in `timeout_s`, BoardError when the
         board does.
         """
-        context, log, left = self._attempt(job, parameters, timeout_s, timeout_s, engine)
+        how = self._with(choice or self.deployed.engine, engine)
+        context, log, left = self._attempt(
+            job, parameters, timeout_s, timeout_s, how, model or self.deployed.model, cancel
+        )
         try:
             _require_good(context, log, job)
         except BoardError as error:
@@ -162,10 +174,17 @@ class DecodeSession:
         Raises BoardError when the board cannot be reached, or cannot be cleaned afterwards.
         """
         stall_s = timeout_s if stall_s is None else stall_s
-        _, log, left = self._attempt(job, parameters, timeout_s, stall_s, engine)
+        how = self._with(self.deployed.engine, engine)
+        _, log, left = self._attempt(job, parameters, timeout_s, stall_s, how, self.deployed.model)
         self.deployed.stale = self.deployed.stale or log.status == "board-reset"
         self._require_clean(job, left)
         return log
+
+    @staticmethod
+    def _with(choice: EngineChoice, engine: Mapping[str, Any] | None) -> EngineChoice:
+        if not engine:
+            return choice
+        return dataclasses.replace(choice, options=dataclasses.replace(choice.options, **engine))
 
     def _attempt(
         self,
@@ -173,27 +192,25 @@ class DecodeSession:
         parameters: Mapping[str, Any],
         timeout_s: float,
         stall_s: float,
-        engine: Mapping[str, Any] | None,
+        choice: EngineChoice,
+        model: PreparedModel,
+        cancel: Callable[[], bool] = lambda: False,
     ) -> tuple[StageContext, RunLog, list[str]]:
         """What it ran in, what it told, and what of it is still alive."""
         there = self.deployed
-        choice = there.engine
-        if engine:
-            choice = dataclasses.replace(
-                choice, options=dataclasses.replace(choice.options, **engine)
-            )
         context = StageContext(
             board=there.board,
             facts=there.facts,
-            model=there.model,
+            model=model,
             options=BringupOptions(),
             run_id=f"{runs_of_tests(there.store)}{uuid.uuid4().hex}",
-            remote_package=there.package,
+            remote_package=there.deployment.paths[model.sha256],
             cache=self._folder,
             engine=choice,
         )
         spec = make_spec(context, job, dict(parameters), deadline_s=timeout_s, stall_s=stall_s)
-        log, left = carry_out(there, context, Plan(spec, None, timeout_s), self._folder)
+        plan = Plan(spec, None, timeout_s)
+        log, left = carry_out(there, context, plan, self._folder, cancel)
         return context, log, left
 
     def _require_clean(self, job: str, left: Sequence[str]) -> None:
@@ -247,5 +264,7 @@ def _require_good(context: StageContext, log: RunLog, job: str) -> None:
         return
     told = "\n".join([verdict.headline, *(check.sentence for check in verdict.checks)])
     if verdict.outcome is Outcome.FAIL:
-        raise DecodeFailed(told)
+        failed = DecodeFailed(told)
+        failed.verdict = verdict
+        raise failed
     raise BoardError(context.board.name, "engine", verdict.headline, remedy=verdict.remedy or "")

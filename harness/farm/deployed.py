@@ -54,8 +54,10 @@ class Deployed:
         *,
         sanitize: str | None = None,
         sources: Path | None = None,
+        layouts: Sequence[str] = (),
     ) -> None:
-        """`packed` is the model in any layout; `asked` what is asked of the engine for all boards.
+        """`packed` is the model in any layout; `asked` what is asked of the engine for all boards;
+        `layouts` are those in which the model is put there too, beside the engine's own.
         `sanitize` ("address", "thread", "undefined") deploys a build that finds such faults.
         `sources` is the folder of another engine than this checkout's; after a change of it,
         `renew` puts that one in place.
@@ -66,6 +68,7 @@ class Deployed:
         self.sources = sources
         self._packed, self._asked, self.store = packed, asked, store
         self._sanitize = sanitize
+        self._layouts = layouts
         self._session: BoardSession | None = None
         self._placed: Placed | None = None
         self.stale = False  # True: the board was reset, and what was put there may be gone
@@ -88,6 +91,10 @@ class Deployed:
     def package(self) -> str:
         """The model's package, a path on the board."""
         return self.deployment.paths[self.model.sha256]
+
+    def in_layout(self, layout: str) -> PreparedModel:
+        """The model in another layout; it is on the board if it was asked for."""
+        return in_layout(self._packed, layout)
 
     @property
     def engine(self) -> EngineChoice:
@@ -140,7 +147,7 @@ class Deployed:
         def chosen(facts: Facts, why_not_native: str | None) -> Sequence[PreparedModel]:
             engine = choose_engine(self.board, facts, self._asked, why_not_native=why_not_native)
             self.model = in_layout(self._packed, layout_of(engine.options.unit))
-            return [self.model]
+            return [self.model, *(self.in_layout(layout) for layout in self._layouts)]
 
         def tell(text: str, share: float | None) -> None:
             done = "" if share is None else f" {share:.0%}"
