@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from dashboards.searches import Search
 from harness.jobs.details import DETAILS
 from harness.verdicts import Check, Outcome, Record, worst
 
@@ -264,6 +265,7 @@ class Results:
     campaigns: tuple[Campaign, ...]  # the newest first
     runs: tuple[Run, ...]  # every run that has a page
     crashes: tuple[CrashGroup, ...] = ()  # the one seen last first
+    searches: tuple[Search, ...] = ()  # the newest first
 
 
 def cases_of(runs: list[Run]) -> tuple[Case, ...]:

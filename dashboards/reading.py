@@ -1,4 +1,5 @@
-"""From the store to the pages' records. The only module here that knows the database."""
+"""From the store to the pages' records. With `reading_searches`, the only module here that knows
+the database."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, load_only, selectinload
 
+from dashboards import reading_searches
 from dashboards.data import (
     Board,
     Campaign,
@@ -65,7 +67,8 @@ def stamp(store: Store) -> tuple[object, ...]:
         campaigns = session.execute(
             sa.select(sa.func.count(), sa.func.max(CampaignRow.finished_at))
         ).all()
-    return (*(tuple(row) for row in runs), *(tuple(row) for row in campaigns))
+        found = reading_searches.stamp(session)
+    return (*(tuple(row) for row in runs), *(tuple(row) for row in campaigns), *found)
 
 
 def load(store: Store) -> Results:
@@ -91,9 +94,10 @@ def load(store: Store) -> Results:
         kept = _kept(cases_of(light))
         whole = _whole(session, store.raw_root, kept)
         crashes = _crashes(session)
+        sought = reading_searches.load(session)
     runs = [dataclasses.replace(run, **whole[run.id]) if run.id in whole else run for run in light]
     paged = tuple(run for run in runs if run.id in whole)
-    return Results(cases_of(runs), tuple(campaigns.values()), paged, crashes)
+    return Results(cases_of(runs), tuple(campaigns.values()), paged, crashes, sought)
 
 
 def _crashes(session: Session) -> tuple[CrashGroup, ...]:

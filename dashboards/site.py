@@ -17,7 +17,7 @@ from dashboards import plain
 from dashboards.charts import Table
 from dashboards.data import STAGE_TITLES, Results
 from dashboards.files import Folder
-from dashboards.pages import alignment, bringup, crash, curve, farm, run, stress
+from dashboards.pages import alignment, bisect, bringup, crash, curve, farm, run, stress
 from dashboards.pages.base import MEANINGS, PAGE_OF_STAGE, WORDS, Page, Places
 from dashboards.reading import load
 from harness.paths import state_dir
@@ -96,6 +96,8 @@ def pages(results: Results, places: Places) -> Iterator[Page]:
                 yield make(case, case.runs[stage], places)
     for one in results.runs:
         yield run.page(one, places)
+    for search in results.searches:
+        yield bisect.page(search, places)
 
 
 def render(environment: jinja2.Environment, page: Page, places: Places) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from dashboards import plain
 from dashboards.data import Case, Results, Run
+from dashboards.searches import Search
 from engine.placement import Placement
 from harness.verdicts import Outcome
 
@@ -88,6 +89,9 @@ class Places:
 
     def run(self, run: Run) -> str:
         return f"runs/{self._runs[run.id]}.html"
+
+    def search(self, search: Search) -> str:
+        return f"searches/{plain.slug(search.id)}.html"
 
     def csv(self, run: Run, table: str) -> str:
         return f"runs/{self._runs[run.id]}-{plain.slug(table)}.csv"

@@ -82,6 +82,7 @@ def page(results: Results, places: Places) -> Page:
             "has_before": any(case.earlier for case in results.cases),
             "campaign": results.campaigns[0] if results.campaigns else None,
             "campaigns": results.campaigns[:12],
+            "searches": results.searches[:12],
             "boards_of": _boards_of(results),
         },
     )

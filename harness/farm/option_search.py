@@ -122,7 +122,7 @@ def search_options(
     Care(store).require_admitted(board.name)
     try:
         with lease_guard(Leases(store), board.name, "search among options", ttl_s=LEASE_TTL_S):
-            there = Deployed(board, model, asked, store, plain_layouts(model))
+            there = Deployed(board, model, asked, store, layouts=plain_layouts(model))
             try:
                 return _Search(there, store, orders, command, model_words, tell, stop, fresh).run()
             finally:
