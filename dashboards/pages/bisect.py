@@ -38,7 +38,7 @@ TINTS = {  # outcome → the colour of the verdict
     "named": "pass",
     "running": "blocked",
     "stopped": "blocked",
-    "trouble": "error",
+    "board-lost": "error",
     "environment": "error",
 }
 MOST_EFFECTS = 24  # of a ranking are drawn

@@ -12,9 +12,9 @@ class Outcome(StrEnum):
     NAMED = "named"
     GRADED = "graded"  # no set of options: many of them, each a little
     INCONCLUSIVE = "inconclusive"
-    NOT_REPRODUCIBLE = "not-reproducible"  # it does not fail with everything on
+    NOT_REPRODUCED = "not-reproduced"  # it does not fail with everything on
     ALWAYS = "always"  # it fails with everything off as well: no option is to blame
-    TROUBLE = "trouble"  # the board or the link, again and again
+    BOARD_LOST = "board-lost"  # the board or the link failed, again and again
 
 
 @dataclasses.dataclass(frozen=True)

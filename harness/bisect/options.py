@@ -131,7 +131,9 @@ class OptionSearch:
             if trial.result is not Result.INFRA:
                 return trial
         raise _End(
-            Verdict(Outcome.TROUBLE, f"{MOST_TROUBLE} times in a row the board could not be asked")
+            Verdict(
+                Outcome.BOARD_LOST, f"{MOST_TROUBLE} times in a row the board could not be asked"
+            )
         )
 
     def _judged(
@@ -209,7 +211,7 @@ class OptionSearch:
                 if others >= most:
                     raise _End(
                         Verdict(
-                            Outcome.NOT_REPRODUCIBLE,
+                            Outcome.NOT_REPRODUCED,
                             f"with every option on it fails in another way, {others} times: "
                             f"{trial.signature}",
                         )
@@ -224,7 +226,7 @@ class OptionSearch:
                 why = ", with the same bits each time" if never else ""
                 raise _End(
                     Verdict(
-                        Outcome.NOT_REPRODUCIBLE,
+                        Outcome.NOT_REPRODUCED,
                         f"it does not fail with every option on: 0 of {self._full_trials} runs"
                         + why,
                     )

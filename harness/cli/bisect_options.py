@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +27,7 @@ from harness.cli.output import console, emit, emit_json, guard, say, visible
 if TYPE_CHECKING:
     from harness.farm.option_search import Progress, Report
 
+DEVICES = Path("devices.yaml")
 SHOWN = 3  # of the likeliest options, while a search goes on
 
 
@@ -35,7 +36,7 @@ def options(
     board: Annotated[
         str, typer.Option("--board", "-b", metavar="NAME", help="The board that it fails on.")
     ],
-    farm: FarmOption = Path("devices.yaml"),
+    farm: FarmOption = DEVICES,
     model: ModelOption = None,
     rank: Annotated[
         bool,
@@ -114,7 +115,7 @@ def options(
             store,
             orders,
             command=["harness", *sys.argv[1:]],
-            model_words=f"--model {model}" if model is not None else "",
+            where=_where(board, farm, model, board_env or ()),
             tell=tell,
             stop=stop.is_set,
             fresh=fresh,
@@ -125,6 +126,14 @@ def options(
         for line in lines(report):
             emit(visible(line))
     raise typer.Exit(report.exit_code)
+
+
+def _where(board: str, farm: Path, model: Path | None, environment: Sequence[str]) -> list[str]:
+    """The words of a command that say which board and model it is about."""
+    words = ["--board", board]
+    words += [] if farm == DEVICES else ["--farm", str(farm)]
+    words += [] if model is None else ["--model", str(model)]
+    return [*words, *(word for text in environment for word in ("--board-env", text))]
 
 
 @contextlib.contextmanager

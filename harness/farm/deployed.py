@@ -212,13 +212,18 @@ class Deployed:
 
 @contextlib.contextmanager
 def on_board(
-    board: Board, model: PreparedModel, asked: Engine, store: Store, reason: str
+    board: Board,
+    model: PreparedModel,
+    asked: Engine,
+    store: Store,
+    reason: str,
+    layouts: Sequence[str] = (),
 ) -> Iterator[Deployed]:
-    """The board with its lease held for `reason`, engine and model on it. Raises BoardError, as for
-    one that was set aside."""
+    """The board with its lease held for `reason`, engine and model on it, the model in `layouts`
+    too. Raises BoardError, as for one that was set aside."""
     Care(store).require_admitted(board.name)
     with lease_guard(Leases(store), board.name, reason, ttl_s=LEASE_TTL_S):
-        there = Deployed(board, model, asked, store)
+        there = Deployed(board, model, asked, store, layouts)
         try:
             yield there
         finally:

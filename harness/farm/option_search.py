@@ -15,11 +15,8 @@ from harness.bisect.option_verdicts import Outcome, Question, Verdict
 from harness.bisect.options import OptionSearch
 from harness.bisect.ranking import Ranked, Ranking
 from harness.bisect.trials import Result, Trial
-from harness.boards.care import Care
-from harness.boards.leases import Leases, lease_guard
 from harness.errors import HarnessError
-from harness.farm.campaign import LEASE_TTL_S
-from harness.farm.deployed import Deployed
+from harness.farm.deployed import on_board
 from harness.farm.option_trials import Limits, OptionTrials
 from harness.farm.runner import stop_virtual_boards
 from harness.jobs.engines import layout_of
@@ -28,6 +25,7 @@ from harness.store.searches import Searches
 if TYPE_CHECKING:
     from engine.options import EngineOptions
     from harness.deploy.models import PreparedModel
+    from harness.farm.deployed import Deployed
     from harness.inventory import Board, Engine
     from harness.store import Store
 
@@ -75,7 +73,7 @@ class Report:
     @property
     def exit_code(self) -> int:
         """0: named, or ranked as asked; 2: the board or the link; 1: any other end."""
-        if self.verdict.outcome is Outcome.TROUBLE:
+        if self.verdict.outcome is Outcome.BOARD_LOST:
             return 2
         return 0 if self.verdict.outcome is self.asked else 1
 
@@ -108,25 +106,23 @@ def search_options(
     orders: Orders,
     *,
     command: Sequence[str],
-    model_words: str,
+    where: Sequence[str],
     tell: Callable[[Progress], None],
     stop: Callable[[], bool],
     fresh: bool = False,
 ) -> Report:
-    """Holds the board and searches until there is an end. Trials that an interrupted search with
-    the same board, model, engine and orders left are told again instead of made.
+    """Holds the board and searches until there is an end. `where` are the words of a command that
+    say which board and model it is about. Trials that an interrupted search with the same board,
+    model, engine and orders left are told again instead of made.
 
     Raises HarnessError: the board is held or set aside, cannot be deployed to, or has too few
     options; Interrupted when `stop` says so.
     """
-    Care(store).require_admitted(board.name)
     try:
-        with lease_guard(Leases(store), board.name, "search among options", ttl_s=LEASE_TTL_S):
-            there = Deployed(board, model, asked, store, layouts=plain_layouts(model))
-            try:
-                return _Search(there, store, orders, command, model_words, tell, stop, fresh).run()
-            finally:
-                there.close()
+        with on_board(
+            board, model, asked, store, "search among options", plain_layouts(model)
+        ) as there:
+            return _Search(there, store, orders, command, where, tell, stop, fresh).run()
     finally:
         stop_virtual_boards(store, [board])
 
@@ -159,13 +155,13 @@ class _Search:
         store: Store,
         orders: Orders,
         command: Sequence[str],
-        model_words: str,
+        where: Sequence[str],
         tell: Callable[[Progress], None],
         stop: Callable[[], bool],
         fresh: bool,
     ) -> None:
         self._there, self._orders, self._tell, self._stop = there, orders, tell, stop
-        self._model_words = model_words
+        self._where = where
         choice = there.engine
         self.space = space_of(there.model, choice.options, choice.pin)
         if not len(self.space):
@@ -214,7 +210,7 @@ class _Search:
                 ranked = self._rank()
             self._posteriors = search.posteriors
         report = self._report(verdict, ranked)
-        if verdict.outcome is not Outcome.TROUBLE:  # which the same command goes on with
+        if verdict.outcome is not Outcome.BOARD_LOST:  # which the same command goes on with
             self._searches.finish(
                 self.id,
                 verdict.outcome.value,
@@ -286,8 +282,7 @@ class _Search:
         return Report(self.id, name, verdict, count, self.space, ranked, fails, passes, asked)
 
     def _command(self, setting: Setting) -> str:
-        words = f"harness align --board {shlex.quote(self._there.board.name)} {self._model_words}"
-        return " ".join([words.strip(), *setting.words()])
+        return " ".join([shlex.join(["harness", "align", *self._where]), *setting.words()])
 
     def _details(self, report: Report) -> dict[str, Any]:
         told = report.as_json()

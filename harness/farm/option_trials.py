@@ -110,9 +110,8 @@ class OptionTrials:
         told = log.all_data("logits")
         stopped = told[-1].get("stopped") if told else None
         if stopped:
-            return trial(
-                Result.FAIL, f"not finite in {stopped.get('op')}", evidence={"why": str(stopped)}
-            )
+            evidence = {"hash": told[-1].get("hash"), "why": str(stopped)}
+            return trial(Result.FAIL, f"not finite in {stopped.get('op')}", evidence=evidence)
         try:
             logits = log.arrays("logits")["shifted"]
         except (HarnessError, KeyError, ValueError, zipfile.BadZipFile) as error:

@@ -73,10 +73,10 @@ def test_a_loss_to_which_every_layer_adds_names_no_option() -> None:
 
 def test_what_passes_with_everything_on_is_not_reproducible() -> None:
     engine = SimulatedEngine([])
-    assert searched(engine).outcome is Outcome.NOT_REPRODUCIBLE
+    assert searched(engine).outcome is Outcome.NOT_REPRODUCED
     assert engine.runs == 5  # the same bits each time
     flaky = SimulatedEngine([frozenset({"kv"})], p=1e-9)
-    assert searched(flaky).outcome is Outcome.NOT_REPRODUCIBLE
+    assert searched(flaky).outcome is Outcome.NOT_REPRODUCED
     assert flaky.runs == 93  # ln(100) / 5 %
 
 
@@ -117,7 +117,7 @@ def test_trouble_with_the_board_moves_nothing_and_ends_the_search_when_it_does_n
         hopeless.tell(lost)
     end = hopeless.ask()
     assert isinstance(end, Verdict)
-    assert end.outcome is Outcome.TROUBLE
+    assert end.outcome is Outcome.BOARD_LOST
 
 
 def test_the_same_trials_lead_to_the_same_questions() -> None:
