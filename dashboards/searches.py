@@ -8,6 +8,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from dashboards.search_details import tried
+
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
@@ -22,16 +24,7 @@ class Trial:
     @property
     def words(self) -> str:
         """What was tried, in one line."""
-        for key in ("on", "steps", "async"):
-            found = self.subject.get(key)
-            if isinstance(found, list):
-                shown = ", ".join(map(str, found[:4]))
-                more = f" and {len(found) - 4} more" if len(found) > 4 else ""
-                return f"{len(found)} on: {shown}{more}" if found else "nothing on"
-        for key in ("revision", "commit", "prefix"):
-            if key in self.subject:
-                return f"{key} {self.subject[key]}"
-        return json.dumps(dict(self.subject), ensure_ascii=False)[:200]
+        return tried(self.subject) or json.dumps(dict(self.subject), ensure_ascii=False)[:200]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ from dashboards.charts import (
 )
 from dashboards.pages.base import Page, Places
 from dashboards.scales import Scale, Tick, ticks
+from dashboards.search_details import command_of, notes_of, posterior_of
 from dashboards.searches import Search, Trial
 
 TITLES = {"race": "Race", "options": "Options", "revision": "Revision"}
@@ -55,8 +56,8 @@ def page(search: Search, places: Places) -> Page:
             "search": search,
             "name": TITLES.get(search.kind, search.kind),
             "tint": TINTS.get(search.status, "invalid"),
-            "repeat": _text(search.details.get("command")),
-            "notes": _texts(search.details.get("notes")),
+            "repeat": command_of(search.details),
+            "notes": notes_of(search.details),
             "figures": figures(search),
             "strip": strip(search.trials, search.count) if search.trials else None,
             "posterior": posterior_chart(posterior, search.culprits) if posterior else None,
@@ -130,18 +131,6 @@ def _whole_ticks(x: Scale, count: int) -> tuple[Tick, ...]:
     return tuple(tick for tick in found if "." not in tick.label and tick.label != "0")
 
 
-def posterior_of(details: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """(name, probability) in the order of the list; what is none is left out."""
-    found = []
-    told = details.get("posterior")
-    for item in told if isinstance(told, list) else ():
-        if isinstance(item, Mapping):
-            share = item.get("probability")
-            if isinstance(share, (int, float)) and math.isfinite(share):
-                found.append((str(item.get("name", "")), min(1.0, max(0.0, float(share)))))
-    return found
-
-
 def posterior_chart(posterior: Sequence[tuple[str, float]], culprits: Sequence[str]) -> Chart:
     """A bar for each element of the list; what is named stands out, the likeliest has its name."""
     x = x_scale(0.5, len(posterior) + 0.5)
@@ -154,7 +143,7 @@ def posterior_chart(posterior: Sequence[tuple[str, float]], culprits: Sequence[s
             y(share),
             round(width, 1),
             round(max(top + height - y(share), 0.8), 1),
-            "s2" if name in culprits else "s1",
+            "s2" if _named(name, culprits) else "s1",
             f"{number}. {name}: {share:.3f}",
         )
         for number, (name, share) in enumerate(posterior, 1)
@@ -164,7 +153,7 @@ def posterior_chart(posterior: Sequence[tuple[str, float]], culprits: Sequence[s
     anchor = "start" if at < WIDTH * 0.3 else "end" if at > WIDTH * 0.7 else "middle"
     mark = Mark(at, "sweep", posterior[best][0][:40], anchor=anchor)
     legend = [("band bar s1", "in the list")]
-    if any(name in culprits for name, _ in posterior):
+    if any(_named(name, culprits) for name, _ in posterior):
         legend.append(("band bar s2", "named"))
     return Chart(
         "posterior",
@@ -180,11 +169,16 @@ def posterior_chart(posterior: Sequence[tuple[str, float]], culprits: Sequence[s
             "Probability of each",
             ("place", "name", "probability", "named"),
             tuple(
-                (number, name, share, "yes" if name in culprits else "")
+                (number, name, share, "yes" if _named(name, culprits) else "")
                 for number, (name, share) in enumerate(posterior, 1)
             ),
         ),
     )
+
+
+def _named(name: str, culprits: Sequence[str]) -> bool:
+    """Whether an element of the list is named; a commit is by its short hash."""
+    return name in culprits or any(one.split()[:1] == name.split()[:1] for one in culprits if one)
 
 
 def effects(ranking: Mapping[str, Any]) -> Bars | None:
@@ -225,11 +219,3 @@ def trials_table(trials: Sequence[Trial]) -> Table:
             (t.number, t.phase, t.words, t.result, t.signature, t.value, t.seconds) for t in trials
         ),
     ).thinned(1500)
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()

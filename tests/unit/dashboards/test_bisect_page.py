@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from dashboards.pages.bisect import posterior_of, strip
+from dashboards.pages.bisect import strip
 from dashboards.reading import load, stamp
+from dashboards.search_details import command_of, notes_of, posterior_of, tried
 from dashboards.searches import Trial as Shown
 from dashboards.site import write_site
 from harness.bisect.trials import Result, Trial
@@ -112,6 +113,26 @@ def test_a_search_without_an_outcome_says_that_it_goes_on(store: Store, tmp_path
 )
 def test_details_of_another_shape_are_left_out(told: Any) -> None:
     assert posterior_of({"posterior": told}) == []
+
+
+def test_races_and_revisions_are_read_in_their_own_words() -> None:
+    race = {"races": [{"sentence": "no event between a and b", "command": "harness bisect race"}]}
+    assert command_of(race) == "harness bisect race"
+    assert notes_of({**race, "findings": ["an edge is missing"], "notes": [3]}) == (
+        "an edge is missing",
+        "no event between a and b",
+    )
+    commits = [{"short": f"c{n}", "subject": f"change {n}"} for n in range(4)]
+    levels = [{"revisions": commits, "posterior": {"1": 0.1, "3": 0.9}}]
+    assert posterior_of({"levels": levels}) == [
+        ("c1 change 1", 0.1),
+        ("c2 change 2", 0.0),
+        ("c3 change 3", 0.9),
+    ]
+    assert tried({"on": {"only": ["a", "b"]}, "delayed": {"only": []}}) == "a, b"
+    assert tried({"on": {"all_but": ["a"]}, "delayed": ["x"]}) == "all but a; held back: x"
+    assert tried({"revision": "0123456789abcdef", "build": "x"}) == "revision 0123456789ab"
+    assert tried({"on": 3}) == ""
 
 
 def test_a_long_search_stays_inside_its_drawing() -> None:
