@@ -113,7 +113,7 @@ def strip(trials: Sequence[Trial], count: int) -> Chart:
         (panel,),
         _whole_ticks(x, len(trials)),
         "trial",
-        panel.bottom + 46,
+        panel.bottom + 52,
         legend=tuple((f"band t-{name}", RESULTS[name]) for name in used),
     )
 
@@ -162,7 +162,7 @@ def posterior_chart(posterior: Sequence[tuple[str, float]], culprits: Sequence[s
         (Panel("probability", top, height, ticks(y, 4), bars=drawn),),
         _whole_ticks(x, len(posterior)),
         "place in the list",
-        top + height + 48,
+        top + height + 52,
         marks=(mark,),
         legend=tuple(legend),
         table=Table(

@@ -30,7 +30,8 @@ FLAGS = [
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """`pages` holds every page of a board and one data page for each stage and outcome."""
+    """`pages` holds every page of a board and of a search, and one data page for each stage and
+    outcome."""
 
     root: Path
     pages: tuple[str, ...]
@@ -42,6 +43,7 @@ def site(sample: Any, tmp_path_factory: pytest.TempPathFactory) -> Site:
     root = tmp_path_factory.mktemp("browser") / "site"
     with Store.open(root.parent / "results.sqlite") as store:
         sample.record_all(store)
+        searches = sample.record_searches(store)
         results = load(store)
     write_site(results, root)
     runs = {}
@@ -60,8 +62,10 @@ def site(sample: Any, tmp_path_factory: pytest.TempPathFactory) -> Site:
         "stress": page("pi5-03", "stress.html"),
         "hostile": page("evil", "alignment.html"),
         "run": runs["stress", "warn"],
+        **{f"search {kind}": f"searches/{search}.html" for kind, search in searches.items()},
     }
-    return Site(root, ("index.html", *boards, *runs.values()), by_name)
+    found = sorted(path.relative_to(root).as_posix() for path in root.glob("searches/*.html"))
+    return Site(root, ("index.html", *boards, *runs.values(), *found), by_name)
 
 
 @pytest.fixture(scope="session")

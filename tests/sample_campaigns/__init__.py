@@ -14,6 +14,7 @@ from .recorder import (
     record_troubled,
     record_unfinished,
 )
+from .searches import record_searches
 from .verdicts import accuracy_verdict, curve_verdict, facts, stress_verdict, tiny_verdict
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "facts",
     "record_all",
     "record_passing",
+    "record_searches",
     "record_troubled",
     "record_unfinished",
     "stress_verdict",
