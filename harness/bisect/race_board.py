@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 JOB = "race"
 PROMPT_TOKENS = 4
-AHEAD = 7  # questions of a run: three results ahead
+AHEAD = 15  # questions of a run: four results ahead
 BATCH_S = 8.0  # that the trials of a run may take together
 FIRST_S = 0.05  # of a trial without delays, before one was timed
 STARTUP_S = 120.0  # for the engine to load a large model, beside its trials

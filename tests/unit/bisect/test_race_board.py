@@ -139,7 +139,7 @@ def test_an_engine_that_can_make_no_trial_is_told_as_it_says(board: Make) -> Non
 def test_a_run_is_given_as_much_as_fits_into_it(board: Make) -> None:
     slow = question(*STEPS, repeats=5000, delayed=STEPS)
     made = board(([STARTED, trial(0)], "finished"))
-    results(made, slow, 1, *[question("a")] * 20)
+    results(made, slow, 1, *[question("a")] * 40)
     (sent,) = made.sent  # type: ignore[attr-defined]
     seconds = 0.05 + 4 * 4 * 0.003
     assert sent["questions"][0]["repeats"] == int(BATCH_S / seconds)
