@@ -50,10 +50,12 @@ GUESS_DELTA, SEARCH_DELTAS = 0.3, (0.1, 0.02)
 GIVE_UP = 0.1  # probability that a guess is right, at which it is given up
 RAISED_P = 0.2  # what delays have to raise a race to, to be of use
 RAISE_TRIALS = 12  # without a failure, delays are of no use
+DELAY_DELTA = 0.03  # of the search for the delay that matters
 WHICH_DELAY = 80  # trials to find whose delay matters
 UNDELAYED = (0.5, 5.0)  # pseudo-counts: without the delay that matters, it fails now and then
 NO_DELAY = 0.1  # prior probability that it is as frequent without delays
 MOST_BACKGROUND, ALIKE = 0.4, 0.75  # q / p: at most, to search; from here on, the same failure
+LEAST_PATIENCE = 50  # trials of everything synchronous, before q is called too high
 MOST_RACES = 3
 MOST_OTHER = 10  # failures of another kind, before it is called another failure
 MOST_INFRA = 5  # in a row
@@ -300,7 +302,8 @@ class RaceSearch:
         """Everything synchronous passes, so often that the rate `bad` would have shown in it and in
         the `implied` passes, or `most` times."""
         nothing, unknown = Configuration(frozenset()), Rate(0, 0, BACKGROUND)
-        needed = max(1, min(most, bad.passes_until(delta)) - implied)
+        enough = min(most, bad.passes_until(delta))
+        needed, patience = max(1, enough - implied), max(LEAST_PATIENCE, 2 * enough)
         while True:
             failures, passes = self._evidence.count(nothing)
             good = Rate(failures, passes, BACKGROUND)
@@ -315,11 +318,11 @@ class RaceSearch:
                 return
             if failures >= SURE_FAILURES and as_bad >= 1 - SEARCH_DELTA:
                 raise _End(Outcome.NOT_A_RACE, f"{told}: look for it with accuracy or triage")
-            if failures and failures + passes >= 2 * needed:
+            if failures and failures + passes >= patience:
                 if good.mean >= ALIKE * bad.mean:
                     raise _End(Outcome.NOT_A_RACE, f"{told}: look for it with accuracy or triage")
                 raise _End(Outcome.BACKGROUND, f"{told}: too close to be told apart")
-            left = needed - passes if not failures else 2 * needed - failures - passes
+            left = needed - passes if not failures else patience - failures - passes
             yield from self._evidence.ask(nothing, max(1, left), "validate")
 
     def _race(self, steps: Sequence[str], raised: bool) -> Asking[Race]:
@@ -350,7 +353,7 @@ class RaceSearch:
             len(steps),
             failures=bad.failures,
             trials=bad.failures + bad.passes,
-            delta=SEARCH_DELTA,
+            delta=DELAY_DELTA,
             budget=min(WHICH_DELAY, self._evidence.budget - self._evidence.trials),
             weights=[NO_DELAY, *[(1 - NO_DELAY) / len(steps)] * len(steps), 0.0],
             background_prior=UNDELAYED,
@@ -385,6 +388,8 @@ class RaceSearch:
                 self._evidence, setting, members, rates, self._watch, most=1
             )
         alone = yield from self._alone(setting.with_on(members), give_up=GIVE_UP)
+        if alone < 0.5 and delayed and not (yield from self._raises(steps, delayed)):
+            raise Contradiction  # it was not this delay that made it frequent
         for delta in SEARCH_DELTAS:
             if alone >= 0.5:
                 break
@@ -450,13 +455,19 @@ class RaceSearch:
         delayed: frozenset[str],
         but: Configuration | None = None,
     ) -> Rate:
-        """How often what holds all of `fixed`, with `delayed` at least, has failed."""
+        """How often what holds all of `fixed` has failed with `delayed` held back, or more if that
+        was hardly tried."""
         on, universe = frozenset(fixed), self._universe
 
         def holds(known: Configuration) -> bool:
             return known != but and on <= known.on <= universe and known.delayed >= delayed
 
-        return Rate(*self._evidence.total(holds))
+        failures, passes = self._evidence.total(
+            lambda known: holds(known) and known.delayed == delayed
+        )
+        if failures < SURE_FAILURES:
+            failures, passes = self._evidence.total(holds)
+        return Rate(failures, passes)
 
     def _good(self, fixed: Sequence[str], but: Configuration | None = None) -> Rate:
         """How often what lacks one of `fixed` has failed; without any, everything synchronous."""
