@@ -13,21 +13,16 @@ from typing import TYPE_CHECKING
 from harness.bisect.hunt import Build
 from harness.bisect.hunted import Hunted, Shown
 from harness.bisect.trials import Result, Trial
-from harness.boards.care import Care
-from harness.boards.leases import Leases, lease_guard
 from harness.deploy.bundle import build_bundle
 from harness.errors import BoardError, HarnessError
 from harness.farm.aboard import runs_of_tests
-from harness.farm.campaign import LEASE_TTL_S
 from harness.farm.decoding import carry_out
 from harness.farm.deployed import Deployed
 from harness.jobs.base import BringupOptions, StageContext
 from harness.jobs.engines import wants_native
 
 if TYPE_CHECKING:
-    from harness.deploy.models import PreparedModel
-    from harness.inventory import Board, Engine
-    from harness.store import Store
+    from harness.inventory import Engine
 
 TRIES = 3  # of a trial, while nothing but the board or the link is in the way
 PAUSE_S = 5.0  # before the next of them
@@ -183,21 +178,6 @@ def uncompilable(sources: Path) -> str | None:
         except (SyntaxError, ValueError) as error:
             return f"does not compile: {path.relative_to(sources.parent).as_posix()}: {error}"
     return None
-
-
-@contextlib.contextmanager
-def on_board(
-    board: Board, model: PreparedModel, asked: Engine, store: Store, reason: str
-) -> Iterator[Deployed]:
-    """The board, leased and with this checkout's engine on it: what that cannot do there, no
-    revision is blamed for. Raises BoardError."""
-    Care(store).require_admitted(board.name)
-    with lease_guard(Leases(store), board.name, reason, ttl_s=LEASE_TTL_S):
-        there = Deployed(board, model, asked, store)
-        try:
-            yield there
-        finally:
-            there.close()
 
 
 @contextlib.contextmanager

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.bisect import performance, revisions
-from harness.bisect.board_trials import BoardTrials, on_board, run_folder
+from harness.bisect.board_trials import BoardTrials, run_folder
 from harness.bisect.hunt import Build, Finding, Hunt, Make, Search, Standing
 from harness.bisect.hunted import ACCURACY_NAME, CRASH, NEW_TOKENS, REPEATS, Hunted, hunted
 from harness.bisect.lines import Line, Outcome
 from harness.bisect.pytest_trials import PytestTrials
 from harness.bisect.trials import Result, Trial
 from harness.errors import HarnessError
+from harness.farm.deployed import on_board
 from harness.inventory.engine import Engine
 from harness.jobs.base import BringupOptions
 from harness.store.searches import Searches
@@ -59,8 +60,10 @@ class Wanted:
 
     def stage_options(self) -> BringupOptions:
         """For the stage that is run, where one is."""
-        more = {} if self.tokens is None else {"accuracy_tokens": self.tokens}
-        return BringupOptions(engine=self.engine, **more)
+        options = BringupOptions(engine=self.engine)
+        if self.tokens is None:
+            return options
+        return options.model_copy(update={"accuracy_tokens": self.tokens})
 
     @property
     def measures(self) -> bool:

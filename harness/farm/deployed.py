@@ -217,13 +217,13 @@ def on_board(
     asked: Engine,
     store: Store,
     reason: str,
-    layouts: Sequence[str] = (),
+    **deploying: Any,
 ) -> Iterator[Deployed]:
-    """The board with its lease held for `reason`, engine and model on it, the model in `layouts`
-    too. Raises BoardError, as for one that was set aside."""
+    """The board with its lease held for `reason`, engine and model on it; `deploying` goes to
+    `Deployed`. Raises BoardError, as for one that was set aside."""
     Care(store).require_admitted(board.name)
     with lease_guard(Leases(store), board.name, reason, ttl_s=LEASE_TTL_S):
-        there = Deployed(board, model, asked, store, layouts)
+        there = Deployed(board, model, asked, store, **deploying)
         try:
             yield there
         finally:

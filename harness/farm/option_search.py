@@ -120,7 +120,7 @@ def search_options(
     """
     try:
         with on_board(
-            board, model, asked, store, "search among options", plain_layouts(model)
+            board, model, asked, store, "search among options", layouts=plain_layouts(model)
         ) as there:
             return _Search(there, store, orders, command, where, tell, stop, fresh).run()
     finally:

@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.options import EngineOptions
-from harness.boards.care import Care
-from harness.boards.leases import Leases, lease_guard
 from harness.errors import HarnessError
-from harness.farm.campaign import LEASE_TTL_S
+from harness.farm import deployed
 from harness.farm.decoding import DecodeSession
-from harness.farm.deployed import Deployed
 from harness.farm.runner import stop_virtual_boards
 from harness.inventory.engine import Engine
 from harness.jobs import prompts
@@ -48,18 +45,13 @@ def on_board(
 ) -> Iterator[DecodeSession]:
     """The board with engine and model on it, leased for as long as it lasts; ended and released
     afterwards. `options`: fields of EngineOptions. Raises HarnessError."""
-    Care(store).require_admitted(board.name)
     asked = Engine.model_validate(_asked(options or {}))
     try:
         with (
             tempfile.TemporaryDirectory(prefix="harness-again-") as folder,
-            lease_guard(Leases(store), board.name, reason, ttl_s=LEASE_TTL_S),
+            deployed.on_board(board, model, asked, store, reason, sanitize=sanitize) as there,
         ):
-            there = Deployed(board, model, asked, store, sanitize=sanitize)
-            try:
-                yield DecodeSession(there, Path(folder))
-            finally:
-                there.close()
+            yield DecodeSession(there, Path(folder))
     finally:
         stop_virtual_boards(store, [board])
 
