@@ -65,6 +65,13 @@ Bring a model up
   harness nightly --tag nightly             every board, and what changed since last night
 
 \b
+Name the culprit
+  harness triage last                       the newest crash: class, instruction, how to see it again
+  harness bisect race --board rk3588-01     the async steps that race, and the missing event
+  harness bisect options --board pi4-01     the options that make it fail
+  harness bisect revision v1.4 HEAD --what accuracy --board rk3588-01
+
+\b
 Look at results
   harness results show                      the newest outcome of each board and stage
   harness results export runs.csv           or .json, .parquet
