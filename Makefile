@@ -19,6 +19,8 @@ PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.1
 export OPENBLAS_NUM_THREADS ?= 1
 
 PYTEST_ARGS ?=
+# Test processes side by side; most of their time is waiting. WORKERS=0: none, in this process.
+WORKERS ?= auto
 
 .PHONY: help
 help: ## this list
@@ -34,7 +36,7 @@ test: lint types tests ## lint, types and every test that needs no hardware
 
 .PHONY: tests
 tests: $(READY) ## the tests alone; PYTEST_ARGS="-k lease" narrows them
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal $(PYTEST_ARGS)
 
 .PHONY: device
 device: $(READY) ## the four bring-up stages as tests, on the boards of devices.yaml
