@@ -263,13 +263,13 @@ class RaceSearch:
         return self._ended(Outcome.NAMED, f"there are more than {MOST_RACES} races")
 
     def _often(self, steps: Sequence[str]) -> Asking[bool]:
-        """Whether it fails as it is, without a pass in between: then no delay is of use."""
+        """Whether it fails as it is more often than it passes: then no delay is needed."""
         everything = Configuration(frozenset(steps))
         while True:
             failures, passes = self._evidence.count(everything)
-            if passes or failures >= SURE_FAILURES:
-                return not passes
-            yield from self._evidence.ask(everything, 1, "validate")
+            if SURE_FAILURES in (failures, passes):
+                return failures > passes
+            yield from self._evidence.ask(everything, SURE_FAILURES - passes, "validate")
 
     def _raises(self, steps: Sequence[str], delayed: frozenset[str]) -> Asking[bool]:
         """Whether it fails often with `delayed` held back."""
@@ -398,7 +398,8 @@ class RaceSearch:
                 members = yield from find_set(
                     self._evidence, setting, candidate, rates, self._watch
                 )
-                sure = dataclasses.replace(setting, delta=self.delta)
+                # Two tests of it and more, and all have to be right.
+                sure = dataclasses.replace(setting, delta=self.delta / 3)
                 members, needed = yield from minimal_set(self._evidence, sure, members, rates)
                 alone = yield from self._alone(setting.with_on(members))
         if alone < 0.5:

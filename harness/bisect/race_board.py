@@ -55,6 +55,10 @@ class Decode:
     delay_s: float
 
 
+class Unstable(Exception):
+    """Everything synchronous, the board does not give the same numbers again."""
+
+
 class RaceBoard:
     """Makes trials on a board. `ask` gives one; most of them were made before it was asked for."""
 
@@ -71,7 +75,7 @@ class RaceBoard:
 
     def ask(self, configuration: Configuration, ahead: Callable[[], Iterator[Question]]) -> Told:
         """The next trial of a configuration. `ahead` tells the questions to make trials of, this
-        one first. Raises HarnessError when the engine cannot make any."""
+        one first. Raises Unstable, and HarnessError when the engine cannot make any."""
         if not self.known(configuration):
             try:
                 self._run(list(self._affordable(ahead())))
@@ -102,7 +106,7 @@ class RaceBoard:
         )
 
     def _run(self, questions: list[Question]) -> None:
-        """Raises BoardError, HarnessError."""
+        """Raises BoardError, Unstable, HarnessError."""
         expected_s = sum(self._seconds(q.configuration) * q.repeats for q in questions)
         log = self._session.attempt(
             JOB,
@@ -117,7 +121,9 @@ class RaceBoard:
             timeout_s=STARTUP_S + PATIENCE * expected_s,
         )
         self.runs += 1
-        told = log.all_data("reference")
+        unstable, told = log.all_data("unstable"), log.all_data("reference")
+        if unstable:
+            raise Unstable(str(unstable[-1]))
         if told:
             self._reference = told[-1]
         self._keep(log, questions)
@@ -177,7 +183,7 @@ class RaceBoard:
                 raise BoardError(board, kind, log.reason or "the run was lost")
             return None
         error = failures.first_error(log)
-        if not log.all_data("reference") or (error is not None and error.get("kind") == "JobError"):
+        if not log.all_data("reference"):
             found = str(error.get("message")) if error is not None else log.reason
             raise HarnessError(
                 f"the engine could not make a trial: {found or log.status}",
@@ -215,6 +221,23 @@ def replay(make: Callable[[], RaceSearch], told: Sequence[Told]) -> RaceSearch:
         if isinstance(search.ask(), Verdict):
             break
         search.tell(item.result, item.signature)
+    return search
+
+
+def retrace(search: RaceSearch, kept: Sequence[Trial], steps: Sequence[str]) -> RaceSearch:
+    """The search, told the trials that are stored. Raises HarnessError where it would ask for
+    another one by now: another version of it made them."""
+    for number, trial in enumerate(kept):
+        if trial.result is Result.INFRA:
+            continue
+        question, told = search.ask(), from_trial(trial)
+        if isinstance(question, Verdict) or as_trial(question, steps, told) != trial:
+            raise HarnessError(
+                f"trial {number} that is kept of the interrupted search is none that this version "
+                "of the harness would make",
+                remedy="give the same command with --fresh",
+            )
+        search.tell(told.result, told.signature)
     return search
 
 

@@ -16,12 +16,13 @@ from harness.bisect.race_board import (
     Decode,
     RaceBoard,
     Told,
+    Unstable,
     ahead,
     as_trial,
     from_trial,
-    replay,
+    retrace,
 )
-from harness.bisect.race_words import headline, missing_edge, reproducing, sentence
+from harness.bisect.race_words import ALL, headline, missing_edge, reproducing, sentence
 from harness.bisect.sets import Configuration, Question
 from harness.bisect.trials import Result, Trial
 from harness.errors import HarnessError
@@ -169,14 +170,19 @@ def hunt(
         )
 
     history = [from_trial(trial) for trial in kept if trial.result is not Result.INFRA]
-    search, trials = replay(make, history), RaceBoard(session, decode, plan.steps)
+    search = retrace(make(), kept, plan.steps)
+    trials = RaceBoard(session, decode, plan.steps)
     while True:
         question = search.ask()
         if isinstance(question, Verdict):
             break
         if not trials.known(question.configuration):
             watch.asked(search, question)
-        told = trials.ask(question.configuration, lambda: ahead(make, history))
+        try:
+            told = trials.ask(question.configuration, lambda: ahead(make, history))
+        except Unstable as error:
+            question = Verdict(Outcome.NOT_A_RACE, f"{error}: look at it with accuracy or triage")
+            break
         searches.add(search_id, as_trial(question, plan.steps, told))
         if told.result is not Result.INFRA:
             history.append(told)
@@ -198,12 +204,14 @@ def hunt(
 def try_out(
     session: DecodeSession, wanted: Wanted, on: Sequence[str], delayed: Sequence[str], count: int
 ) -> tuple[int, list[Trial], Plan]:
-    """`count` trials with these steps asynchronous: failures, trials, what the steps are.
+    """`count` trials with these steps asynchronous ("all" of them is a word for it): failures,
+    trials, what the steps are.
 
     Raises HarnessError, as for a step that the model has not.
     """
     there = session.deployed
     plan = plan_of(there.model, there.engine.options)
+    on, delayed = (plan.steps if list(chosen) == [ALL] else chosen for chosen in (on, delayed))
     for step in (*on, *delayed):
         if step not in plan.steps:
             raise HarnessError(
@@ -249,5 +257,5 @@ def _ended(
     line = headline(verdict, wanted.delta)
     if len(verdict.races) == 1:
         line = f"{line}: {missing_edge(verdict.races[0], trials, plan.parts)}"
-    commands = tuple(reproducing(race, where) for race in verdict.races)
+    commands = tuple(reproducing(race, where, plan.steps) for race in verdict.races)
     return Ended(search_id, verdict, line, search.trials, sentences, commands)

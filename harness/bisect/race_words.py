@@ -11,6 +11,8 @@ from typing import Any
 from harness.bisect.race import Outcome, Race, Verdict
 from harness.bisect.trials import Result, Trial
 
+MOST_LISTED = 8
+ALL = "all"  # for a list of steps
 _NAMES = ("first", "second", "hazard", "buffer", "as")  # of a pair that overlapped
 # What the second op does to the first one's buffer, when it does not wait.
 _DOES = {"RAW": "reads {buffer}", "WAR": "overwrites {buffer}", "WAW": "writes {buffer} as well"}
@@ -53,6 +55,8 @@ def _is_pair(item: Any) -> bool:
 
 
 def _listed(steps: Sequence[str]) -> str:
+    if len(steps) > MOST_LISTED:
+        return f"`{steps[0]}` to `{steps[-1]}` ({len(steps)} steps)"
     *most, last = [f"`{step}`" for step in steps]
     return f"{', '.join(most)} and {last}" if most else last
 
@@ -88,12 +92,13 @@ def headline(verdict: Verdict, delta: float) -> str:
     return f"{verdict.outcome.value}: {verdict.reason}"
 
 
-def reproducing(race: Race, command: Sequence[str], failures: int = 3) -> str:
+def reproducing(race: Race, command: Sequence[str], steps: Sequence[str], failures: int = 3) -> str:
     """The command that makes it fail again. `command` are the options of the search that say where
-    and with what."""
+    and with what, `steps` all that could be named."""
     failed, tried = race.alone
     trials = max(10, round(failures * tried / max(1, failed)))
     words = ["harness", "bisect", "race", *command, "--try", ",".join(race.steps)]
     if race.delayed:
-        words += ["--held-back", ",".join(race.delayed)]
+        everything = set(race.delayed) == set(steps)
+        words += ["--held-back", ALL if everything else ",".join(race.delayed)]
     return shlex.join([*words, "--trials", str(trials)])

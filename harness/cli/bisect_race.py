@@ -64,7 +64,9 @@ def race(
     tried: Annotated[
         str | None,
         typer.Option(
-            "--try", metavar="STEPS", help="Search nothing: run these steps asynchronously."
+            "--try",
+            metavar="STEPS",
+            help="Search nothing: run these steps asynchronously (A,B, or all).",
         ),
     ] = None,
     held_back: Annotated[

@@ -174,7 +174,7 @@ def test_told_the_same_trials_again_a_search_stands_where_it_stood() -> None:
 
 def test_a_question_that_was_partly_answered_asks_for_the_rest() -> None:
     found = RaceSearch(STEPS, delays=False)
-    for _ in range(4):  # one pass: it is not certain; then many repeats
+    for _ in range(4):  # three passes: it is rare; then many repeats
         found.tell(Result.PASS)
     question = found.ask()
     assert not isinstance(question, Verdict)

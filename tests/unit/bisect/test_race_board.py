@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,10 +18,12 @@ from harness.bisect.race_board import (
     Decode,
     RaceBoard,
     Told,
+    Unstable,
     ahead,
     as_trial,
     from_trial,
     replay,
+    retrace,
 )
 from harness.bisect.race_words import missing_edge, reproducing, sentence
 from harness.bisect.sets import Configuration, Question
@@ -131,9 +134,12 @@ def test_a_lost_board_is_no_failure_and_what_it_told_before_counts(board: Make) 
 
 
 def test_an_engine_that_can_make_no_trial_is_told_as_it_says(board: Make) -> None:
-    error = ("error", {"kind": "JobError", "message": "synchronous, 3 different results"})
-    with pytest.raises(HarnessError, match="3 different results"):
+    error = ("error", {"kind": "OverBudget", "message": "the model does not fit"})
+    with pytest.raises(HarnessError, match="the model does not fit"):
         results(board(([error], "failed")), question("a"), 1)
+    unstable = ("data", {"name": "unstable", "value": "3 decodes gave 3 results"})
+    with pytest.raises(Unstable, match="3 results"):
+        results(board(([unstable], "finished")), question("a"), 1)
 
 
 def test_a_run_is_given_as_much_as_fits_into_it(board: Make) -> None:
@@ -157,6 +163,20 @@ def test_what_may_follow_is_asked_ahead_for_either_result() -> None:
     passed = [*told, *[Told(Result.PASS, None, None)] * standing.repeats]
     assert after_pass == replay(make, passed).ask()
     assert after_fail == replay(make, [*told, Told(Result.FAIL, "x", None)]).ask()
+
+
+def test_a_search_goes_on_with_its_trials_and_refuses_those_of_another_one() -> None:
+    search = RaceSearch(STEPS)
+    kept = []
+    for result in (Result.FAIL, Result.INFRA, Result.PASS):
+        asked = search.ask()
+        assert isinstance(asked, Question)
+        kept.append(as_trial(asked, STEPS, Told(result, None, "r")))
+        search.tell(result)
+    assert retrace(RaceSearch(STEPS), kept, STEPS).ask() == search.ask()
+    odd = dataclasses.replace(kept[2], subject={"on": {"only": ["b"]}, "delayed": {"only": []}})
+    with pytest.raises(HarnessError, match=r"trial 2 .* --fresh"):
+        retrace(RaceSearch(STEPS), [*kept[:2], odd], STEPS)
 
 
 def test_nothing_follows_the_end_of_a_search() -> None:
@@ -218,7 +238,9 @@ def test_two_ops_of_one_queue_are_told_as_such() -> None:
 
 def test_the_command_to_see_it_again_is_quoted_and_makes_enough_trials() -> None:
     race = Race(("a", "b"), ("a",), 0.99, (3, 60), (0, 20))
-    told = reproducing(race, ["--board", "v", "--model", "a b.gguf"])
+    told = reproducing(race, ["--board", "v", "--model", "a b.gguf"], STEPS)
     assert told == (
         "harness bisect race --board v --model 'a b.gguf' --try a,b --held-back a --trials 60"
     )
+    late = Race(("a",), STEPS, 0.99, (3, 3), (0, 20))
+    assert reproducing(late, [], STEPS).endswith("--try a --held-back all --trials 10")
