@@ -123,7 +123,7 @@ class Trials:
                 if hash_of(decoder.advance(tokens)) != self._hashes[step]:
                     signature = NUMBERS
                     break
-            executor.drain()  # an op that nobody waits for is not to meet the next trial
+            executor.drain()  # an op that nobody waits for is to be in the trace as well
         except NonFinite:
             signature = NON_FINITE
         told: dict[str, Any] = {

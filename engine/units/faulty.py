@@ -23,12 +23,12 @@
 Races are mistakes of the async executor, and without effect in any other. They show only while OP
 is asynchronous, in each step with the probability VALUE (default 1):
 
-    drop-edge:0.1@L01.attn.kv          nobody waits for the op's event
+    drop-edge:0.1@L01.attn.out         nobody waits for the op's event
     wrong-queue:0.1@L01.attn.rope      the op is in the queue of another part
-    early-reuse:0.1@L01.attn.rope      what it reads is overwritten before it has read it
-    undeclared-write:0.1@L01.ffn.gate  it writes a buffer that it does not declare
-    drop-edge@L01.attn.kv+L01.attn.v   only while both are asynchronous
-    drop-edge@L01.attn.kv!L00.ffn.up   only while L00.ffn.up is not
+    early-reuse:0.1@L01.attn.v         what it reads is overwritten before it has read it
+    undeclared-write:0.1@L01.attn.out  it writes a buffer that it does not declare
+    drop-edge@L01.attn.out+L01.ffn.up  only while both are asynchronous
+    drop-edge@L01.attn.out!L00.ffn.up  only while L00.ffn.up is not
 
 A fault begins after `ENGINE_FAULT_AFTER` executions of its op (default 0; races begin at once).
 Chance is seeded by `ENGINE_FAULT_SEED`; without it, every process has its own. OP is an op of the

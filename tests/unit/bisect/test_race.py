@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from harness.bisect.race import MOST_INFRA, Outcome, RaceSearch, Verdict
+from harness.bisect.sets import Evidence, Rate, Setting, minimal_set
 from harness.bisect.trials import Result
 from tests.planted.worlds import Planted, World, search, steps_of
 
@@ -66,6 +67,27 @@ def test_of_a_pair_both_members_are_named_and_no_more() -> None:
         pair = race(20 + 50 * seed, 130 + seed, p=0.2)
         verdict, _ = search(world(pair, seed=seed), delta=0.01, budget=3000, delays=False)
         assert names(verdict) == {pair.steps}
+
+
+def test_a_member_that_is_not_needed_is_dropped_and_one_that_is_stays() -> None:
+    one, other, idle = STEPS[3], STEPS[90], STEPS[150]
+    place = world(Planted(frozenset({one, other}), 0.5))
+    asking = minimal_set(
+        Evidence(1000),
+        Setting(STEPS, frozenset(), 0.01),
+        [idle, one, other],
+        lambda fixed: (Rate(10, 10), Rate(0, 50, (0.5, 100.0))),
+    )
+    question = next(asking)
+    while True:
+        failed = place.fails(question.configuration.on)
+        try:
+            question = asking.send((1, 0) if failed else (0, 1))
+        except StopIteration as end:
+            kept, needed = end.value
+            break
+    assert kept == [one, other]
+    assert needed >= 0.98
 
 
 def test_two_races_are_named_one_after_the_other() -> None:
