@@ -48,8 +48,8 @@ class ThreadState:
 
     @property
     def busy(self) -> bool:
-        """It ran for most of the time between two looks."""
-        return self.busy_s >= 0.5 * self.of_s > 0
+        """It ran for most of the time between two looks, or as much as a busy board let it."""
+        return self.busy_s >= 0.5 * self.of_s > 0 or (self.state == "R" and self.busy_s > 0)
 
     @property
     def waits_for_lock(self) -> bool:

@@ -12,12 +12,14 @@ import contextlib
 import dataclasses
 import os
 import platform
+import re
 import shutil
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import psutil
@@ -40,8 +42,9 @@ from harness.verdicts import CrashNote
 from tests.planted.cases import Bench, Case, Context
 from tests.planted.cases import Target as Goal
 
-CLASS, INSTRUCTION = "crash class", "crash instruction"
-STALL_S = 8.0
+CLASS, INSTRUCTION, OP = "crash class", "crash instruction", "crash op"
+OPS = ("L00.attn.out", "L00.ffn.up", "L01.attn.q", "L01.ffn.down")  # of one kind: linear
+STALL_S, EMULATED_STALL_S = 8.0, 90.0  # an emulated Python takes long to start
 LIMIT_BYTES = 220 << 20  # of a board's cgroup: the engine starts in it, and outgrows it
 
 # /proc/cpuinfo's name → bytes of an instruction of it, its mnemonic
@@ -61,19 +64,23 @@ class Planted:
     truth: str
     function: str = ""
     instruction: str = ""
+    op: str = ""
     memory_limit: bool = False
+    stage: str = "tiny"
+    stall_s: float = STALL_S
 
 
-def plants(context: Context, folder: Path) -> list[Planted]:
-    """What can be planted here."""
+def plants(context: Context, folder: Path, number: int) -> list[Planted]:
+    """What can be planted here; the seed and `number` say in which ops."""
+    random = Random(f"{context.seed} {number}")
     found = [
-        _fault("overrun", "overrun:4000000@L01.ffn.down", "native", "out-of-bounds"),
-        _fault("sigkill", "signal:9@L01.ffn.down", "packed", "killed"),
-        _fault("nan", "nan@L01.attn.out", "native", "non-finite"),
-        _fault("lost", "lost@L01.ffn.down", "packed, executor: async", "lost-event"),
-        _fault("abba", "abba@L01.ffn.down", "packed", "deadlock"),
-        _fault("spin", "spin@L01.ffn.down", "packed", "hang"),
-        _fault("abort", "signal:6@L01.ffn.down", "native", "fatal-signal"),
+        _fault("overrun", "overrun:4000000", random, "native", "out-of-bounds", tells_op=True),
+        _fault("sigkill", "signal:9", random, "packed", "killed"),
+        _fault("nan", "nan", random, "native", "non-finite", tells_op=True),
+        _fault("lost", "lost", random, "packed, executor: async", "lost-event", tells_op=True),
+        _fault("abba", "abba", random, "packed", "deadlock"),
+        _fault("spin", "spin", random, "packed", "hang"),
+        _fault("abort", "signal:6", random, "native", "fatal-signal"),
     ]
     foreign = _foreign(folder)
     if foreign is not None:
@@ -81,7 +88,7 @@ def plants(context: Context, folder: Path) -> list[Planted]:
     else:
         context.tell("crashes: every instruction known here runs on this machine: none is planted")
     if _cgroup() is not None:
-        leak = _fault("limit", "leak:16@L01.ffn.down", "packed", "out-of-memory")
+        leak = _fault("limit", "leak:16", random, "packed", "out-of-memory")
         found.append(dataclasses.replace(leak, memory_limit=True))
     else:
         context.tell("crashes: no memory cgroup can be made here: no limit is planted")
@@ -95,19 +102,24 @@ def plants(context: Context, folder: Path) -> list[Planted]:
                     "illegal-instruction",
                     "int8_DN_Q4",
                     "sdot",
+                    stage="accuracy",
+                    stall_s=EMULATED_STALL_S,
                 ),
                 Planted(
                     "a53-overrun",
                     "{virtual: {isa: cortex-a53}, engine: {unit: native}, environment: "
                     "{ENGINE_FAULT: 'overrun:4000000@L01.ffn.down'}}",
                     "out-of-bounds",
+                    stall_s=EMULATED_STALL_S,
                 ),
                 Planted(
                     "a76-i8mm",
                     "{virtual: {isa: cortex-a76}, engine: {unit: native, kernels: i8mm}}",
                     "illegal-instruction",
                     "int8_DN_Q4",
-                    "smmla",
+                    "usdot",
+                    stage="accuracy",
+                    stall_s=EMULATED_STALL_S,
                 ),
             ]
     found += [Planted(f"clean-{unit}", f"{{virtual: {{}}, engine: {{unit: {unit}}}}}", "")
@@ -115,9 +127,13 @@ def plants(context: Context, folder: Path) -> list[Planted]:
     return found
 
 
-def _fault(name: str, fault: str, unit: str, truth: str) -> Planted:
+def _fault(
+    name: str, kind: str, random: Random, unit: str, truth: str, *, tells_op: bool = False
+) -> Planted:
+    op = random.choice(OPS)
+    fault = f"{kind}@{op}"
     entry = f"{{virtual: {{}}, environment: {{ENGINE_FAULT: '{fault}'}}, engine: {{unit: {unit}}}}}"
-    return Planted(name, entry, truth)
+    return Planted(name, entry, truth, op=op if tells_op else "")
 
 
 def _foreign(folder: Path) -> Planted | None:
@@ -130,7 +146,7 @@ def _foreign(folder: Path) -> Planted | None:
         return None
     code, mnemonic = FOREIGN[missing[0]]
     sources = folder / "src"
-    shutil.copytree(SOURCES, sources)
+    shutil.copytree(SOURCES, sources, dirs_exist_ok=True)
     path = sources / "run.c"
     text = path.read_text()
     mark = "static void run_select(dn_team *team, const dn_command *c, int32_t thread)\n{\n"
@@ -209,8 +225,9 @@ def run(context: Context) -> Iterator[Case]:
         try:
             with Store.open() as store:
                 model = _model(folder)
-                for planted in plants(context, folder):
-                    yield from _cases(planted, folder, store, model)
+                for number in range(context.cases):
+                    for planted in plants(context, folder, number):
+                        yield from _cases(planted, folder, store, model)
         finally:
             virtual.stop_all()
             if before is None:
@@ -233,12 +250,16 @@ def _cases(planted: Planted, folder: Path, store: Store, model: PreparedModel) -
     named = frozenset([crash.name] if crash is not None else [])
     note = crash.headline if crash is not None else ""
     yield Case(CLASS, truth, named, 1, seconds, note=f"{planted.name}: {note}")
+    if planted.op:
+        named = frozenset([crash.op] if crash is not None and crash.op else [])
+        yield Case(OP, frozenset([planted.op]), named, 1, note=f"{planted.name}: {note}")
     if planted.instruction:
         told: set[str] = set()
-        if crash is not None:
-            told.add(crash.signature.rsplit(" | ", 1)[1])
-            frames = [text for name, text in crash.facts if name == "frame"]
-            told.add(frames[0].split("+")[0] if frames else "")
+        place = re.match(r"(\w+) in (\w+)(?: in (\w+))? \(", note)
+        if place is not None:  # the instruction, a function inlined there, the function itself
+            functions = {place[2], place[3] or place[2]}
+            known = planted.function in functions
+            told = {place[1], planted.function if known else place[3] or place[2]}
         wanted = frozenset([planted.instruction, planted.function])
         yield Case(INSTRUCTION, wanted, frozenset(told), 1, note=f"{planted.name}: {note}")
 
@@ -252,7 +273,7 @@ def _crash(
     )
     boards = choose_boards(path, (), ())
     options = bringup_options(
-        accuracy_tokens=8, accuracy_positions=16, accuracy_rows=3, stall_seconds=STALL_S
+        accuracy_tokens=8, accuracy_positions=16, accuracy_rows=3, stall_seconds=planted.stall_s
     )
     start = time.monotonic()
     with _limited(planted, folder / "home"):
@@ -263,10 +284,10 @@ def _crash(
             store,
             Silent(),
             stop=threading.Event(),
-            stages=choose_stages(["accuracy"]),
+            stages=choose_stages([planted.stage]),
             resume=Resume.NEVER,
         )
-    item = result.results[planted.name]["accuracy"]
+    item = result.results[planted.name][planted.stage]
     if item.error_kind is not None:
         raise RuntimeError(f"{planted.name}: {item.error_kind}: {item.verdict.headline}")
     return item.verdict.crash, time.monotonic() - start
@@ -280,7 +301,8 @@ BENCH = Bench(
         Goal(CLASS, "exact", at_least=1.0),
         Goal(CLASS, "wrong", at_most=0.0),
         Goal(INSTRUCTION, "exact", at_least=1.0),
+        Goal(OP, "exact", at_least=1.0),
     ),
-    cases=1,
+    cases=3,
     quick_cases=1,
 )
