@@ -138,8 +138,8 @@ def _finding(case: Case, headline: str, why: str, kind: str, remedy: str = "") -
         headline=headline,
         sentence=f"{headline}; {why}",
         remedy=remedy
-        or f"`harness triage {case.log.run_id[:8]} --asan` builds with the address sanitiser and runs "
-        "it again, which names the access; the engine's log ends with the Python frames",
+        or f"`harness triage {case.log.run_id[:8]} --asan` runs it over the address sanitiser, "
+        "which names the access; the engine's log ends with the Python frames",
         signal=case.signal,
         code=case.code,
         op=case.op,
