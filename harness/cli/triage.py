@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -294,10 +295,28 @@ def _minimised(
     as_json: bool,
 ) -> bool:
     from harness.store.crashes import Crashes
+    from harness.store.searches import Searches
     from harness.triage import again
 
-    shrinker, kept = again.minimise(session, again.first_recipe(row, packed), wanted, say)
+    searches, first = Searches(store), again.first_recipe(row, packed)
+    asked = {"run": row.id, "model": packed.sha256, "recipe": first.to_json()}
+    search = searches.interrupted("minimise", row.board, asked)
+    told = searches.trials(search) if search is not None else []
+    if told:
+        say(f"going on behind {len(told)} runs of the search that was interrupted")
+    if search is None:
+        typed = ["harness", "triage", row.id[:8], "--minimise"]
+        search = searches.begin("minimise", row.board, typed, asked)
+    shrinker, kept = again.minimise(
+        session,
+        first,
+        wanted,
+        say,
+        told=told,
+        keep=functools.partial(searches.add, search),
+    )
     if kept is None or not shrinker.found:
+        searches.finish(search, "not reproducible", f"not seen in {shrinker.tried} runs")
         words = (
             f"a plain generation does not show it in {shrinker.tried} runs: it needs what "
             f"the {row.stage} stage does beside that"
@@ -309,7 +328,7 @@ def _minimised(
         return True
     command = f"harness triage {row.id[:8]} --again {AGAIN}"
     command += f" --model {shlex.quote(str(model))}" if model is not None else ""
-    found = {
+    found: dict[str, Any] = {
         "recipe": shrinker.best.to_json(),
         "words": str(shrinker.best),
         "shown": shrinker.shown,
@@ -321,6 +340,7 @@ def _minimised(
         "signature": kept.signature,
     }
     Crashes(store).keep_reproducer(row.id, found)
+    searches.finish(search, "minimised", f"{found['rate']}: {shrinker.best}")
     if as_json:
         emit_json({"run": row.id, "reproduced": True, **found})
     else:

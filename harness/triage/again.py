@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.options import EngineOptions
+from harness.bisect.trials import Result, Trial
 from harness.errors import HarnessError
 from harness.farm import deployed
 from harness.farm.decoding import DecodeSession
@@ -109,18 +110,46 @@ def _essence(note: CrashNote) -> tuple[str, ...]:
 
 
 def minimise(
-    session: DecodeSession, first: Recipe, wanted: CrashNote, tell: Tell
+    session: DecodeSession,
+    first: Recipe,
+    wanted: CrashNote,
+    tell: Tell,
+    *,
+    told: Sequence[Trial] = (),
+    keep: Callable[[Trial], None] = lambda trial: None,
 ) -> tuple[Shrinker, CrashNote | None]:
-    """Shrinks a recipe on a board; the search and the crash that it kept (None: not seen again)."""
+    """Shrinks a recipe on a board; the search and the crash that it kept (None: not seen again).
+
+    Each trial is given to `keep` as it is made; `told` are those of the same search before.
+    """
     shrinker = Shrinker(first, session.deployed.model.hyperparameters.layers)
     kept: CrashNote | None = None
     runs = 0
+    for trial in told:
+        kept = kept or _note_in(trial)
+        shrinker.tell(trial.result is Result.FAIL)
+        runs += 1
     while (recipe := shrinker.ask()) is not None:
         runs += 1
         note = crash_in(session, attempt(session, recipe))
-        if kept is None and alike(note, wanted):
-            kept = note
+        first_seen = kept is None and alike(note, wanted)
+        kept = note if first_seen else kept
         came = note is not None and kept is not None and note.hash == kept.hash
+        failed = Result.FAIL if came else Result.OTHER
+        keep(
+            Trial(
+                phase="shrink",
+                subject=recipe.to_json(),
+                result=Result.PASS if note is None else failed,
+                signature=None if note is None else note.signature,
+                evidence={"note": note.model_dump(mode="json")} if first_seen and note else {},
+            )
+        )
         tell(f"run {runs}: {recipe}: {'the crash' if came else 'no such crash'}")
         shrinker.tell(came)
     return shrinker, kept
+
+
+def _note_in(trial: Trial) -> CrashNote | None:
+    found = trial.evidence.get("note")
+    return CrashNote.model_validate(found) if found else None

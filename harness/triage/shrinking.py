@@ -62,8 +62,14 @@ class Recipe:
     def __str__(self) -> str:
         layers = "all layers" if self.layers is None else f"{self.layers} layer(s)"
         pieces = "" if self.piece is None else f" in pieces of {self.piece}"
-        plain = ", ".join(f"{key}={value}" for key, value in self.options)
-        return f"{len(self.tokens)} token(s){pieces}, {self.max_new} new, {layers}; {plain}"
+        plain = {**dict(PLAIN), "kv": "f32"}
+        told = [
+            f"{key}={value}"
+            for key, value in self.options
+            if value not in (None, False, ()) and value != plain.get(key)
+        ]
+        words = f"{len(self.tokens)} token(s){pieces}, {self.max_new} new, {layers}"
+        return f"{words}; {', '.join(told)}" if told else words
 
 
 def _frozen(value: Any) -> Any:

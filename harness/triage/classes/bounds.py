@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
+from engine.native.build import SOURCES
 from harness.triage.finding import Finding
 from harness.triage.native import frame_keys, place
 from harness.triage.output import SanitizerReport
@@ -61,14 +63,15 @@ def recognise(case: Case) -> Finding | None:
 def _reported(case: Case, report: SanitizerReport) -> Finding:
     first = report.accesses[0] if report.accesses else None
     frames = (first.frames if first is not None else ()) or report.frames
-    own = [frame for frame in frames if frame.place and frame.name] or list(frames)
+    own = [frame for frame in frames if frame.place.split(":")[0] in _sources()]
+    own = own or [frame for frame in frames if frame.name] or list(frames)
     where = str(own[0]) if own else "an unknown place"
-    access = f"a {first.kind} of {first.size} bytes" if first is not None else report.what
-    beside = f", {report.region}" if report.region else ""
+    access = f": a {first.kind} of {first.size} bytes" if first is not None else ""
+    words = f"{report.what}{access} in {where}" + (f", {report.region}" if report.region else "")
     return Finding(
         NAME,
-        headline=f"{report.what}: {access} in {where}{beside}",
-        sentence=f"The {report.tool} sanitiser reports {report.what}: {access} in {where}{beside}",
+        headline=words,
+        sentence=f"The {report.tool} sanitiser reports a {words}",
         remedy="repair the access at that line; the whole report is in engine.*.log of the run",
         signal=case.signal,
         op=case.op,
@@ -76,6 +79,12 @@ def _reported(case: Case, report: SanitizerReport) -> Finding:
         kind=report.what,
         facts=tuple(("frame", str(frame)) for frame in frames[:16]),
     )
+
+
+@functools.cache
+def _sources() -> frozenset[str]:
+    """File names of the engine's C sources: other files are of libraries and compilers."""
+    return frozenset(path.name for path in SOURCES.rglob("*.[ch]"))
 
 
 def _fault(case: Case, record: CrashRecord) -> tuple[str, str]:
