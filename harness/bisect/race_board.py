@@ -183,7 +183,7 @@ class RaceBoard:
                 raise BoardError(board, kind, log.reason or "the run was lost")
             return None
         error = failures.first_error(log)
-        if not log.all_data("reference"):
+        if not log.all_data("steps"):  # told before the first trial
             found = str(error.get("message")) if error is not None else log.reason
             raise HarnessError(
                 f"the engine could not make a trial: {found or log.status}",

@@ -46,7 +46,9 @@ def trial(number: int, result: str = "pass", **more: Any) -> tuple[str, Mapping[
     return "data", {"name": "trial", "value": value}
 
 
-STARTED = ("data", {"name": "reference", "value": REFERENCE})
+REFERRED = ("data", {"name": "reference", "value": REFERENCE})
+BEGUN = ("data", {"name": "steps", "value": {"parts": {}, "findings": []}})
+STARTED = (REFERRED, BEGUN)
 
 
 @pytest.fixture
@@ -88,7 +90,7 @@ def test_a_run_makes_the_trials_of_several_questions_which_are_given_when_asked(
     board: Make,
 ) -> None:
     one, other = question("a"), question(*STEPS)
-    told = [STARTED, trial(0), trial(0), trial(1, "fail", signature="wrong numbers", step=2)]
+    told = [*STARTED, trial(0), trial(0), trial(1, "fail", signature="wrong numbers", step=2)]
     made = board((told, "finished"))
     assert results(made, one, 2, other) == ["pass", "pass"]
     assert results(made, other, 1) == ["wrong numbers"]
@@ -99,7 +101,7 @@ def test_a_run_makes_the_trials_of_several_questions_which_are_given_when_asked(
 
 
 def test_later_runs_are_given_the_reference_of_the_first(board: Make) -> None:
-    made = board(([STARTED, trial(0)], "finished"), ([trial(0)], "finished"))
+    made = board(([*STARTED, trial(0)], "finished"), ([trial(0)], "finished"))
     results(made, question("a", repeats=1), 2)
     assert made.sent[1]["reference"] == REFERENCE  # type: ignore[attr-defined]
 
@@ -107,12 +109,12 @@ def test_later_runs_are_given_the_reference_of_the_first(board: Make) -> None:
 def test_an_engine_that_dies_fails_the_trial_it_was_in(board: Make) -> None:
     death = ("engine-exit", {"attempt": 0, "planned": False, "signal": 11})
     one, other = question("a"), question("b")
-    first = board(([STARTED, trial(0), death], "failed"))
+    first = board(([*STARTED, trial(0), death], "failed"))
     assert results(first, one, 2, other) == ["pass", "died by SIGSEGV"]
-    behind = board(([STARTED, trial(0), trial(0), death], "failed"))
+    behind = board(([*STARTED, trial(0), trial(0), death], "failed"))
     assert results(behind, one, 2, other) == ["pass", "pass"]
     assert results(behind, other, 1) == ["died by SIGSEGV"]
-    failed = board(([STARTED, trial(0, "fail", signature="x"), death], "failed"))
+    failed = board(([*STARTED, trial(0, "fail", signature="x"), death], "failed"))
     assert results(failed, one, 1, other) == ["x"]
     assert results(failed, other, 1) == ["died by SIGSEGV"]
 
@@ -121,13 +123,15 @@ def test_an_engine_that_hangs_or_says_why_it_stops_has_that_as_its_signature(
     board: Make,
 ) -> None:
     stuck = ("error", {"kind": "ExecutorStuck", "message": "no op ended"})
-    assert results(board(([STARTED, stuck], "failed")), question("a"), 1) == ["ExecutorStuck"]
-    assert results(board(([STARTED], "hung")), question("a"), 1) == ["hangs"]
+    assert results(board(([*STARTED, stuck], "failed")), question("a"), 1) == ["ExecutorStuck"]
+    assert results(board(([*STARTED], "hung")), question("a"), 1) == ["hangs"]
 
 
 def test_a_lost_board_is_no_failure_and_what_it_told_before_counts(board: Make) -> None:
     lost = BoardError("v", "unreachable", "no answer")
-    made = board(lost, ([STARTED, trial(0)], "board-reset"), ([], "lost"), ([trial(0)], "finished"))
+    made = board(
+        lost, ([*STARTED, trial(0)], "board-reset"), ([], "lost"), ([trial(0)], "finished")
+    )
     told = results(made, question("a"), 4)
     assert told == ["unreachable", "pass", "board-lost", "pass"]
     assert made.runs == 3
@@ -137,6 +141,9 @@ def test_an_engine_that_can_make_no_trial_is_told_as_it_says(board: Make) -> Non
     error = ("error", {"kind": "OverBudget", "message": "the model does not fit"})
     with pytest.raises(HarnessError, match="the model does not fit"):
         results(board(([error], "failed")), question("a"), 1)
+    typo = ("error", {"kind": "ValueError", "message": "ENGINE_FAULT: no op 'L09.x'"})
+    with pytest.raises(HarnessError, match="no op 'L09"):
+        results(board(([REFERRED, typo], "failed")), question("a"), 1)
     unstable = ("data", {"name": "unstable", "value": "3 decodes gave 3 results"})
     with pytest.raises(Unstable, match="3 results"):
         results(board(([unstable], "finished")), question("a"), 1)
@@ -144,7 +151,7 @@ def test_an_engine_that_can_make_no_trial_is_told_as_it_says(board: Make) -> Non
 
 def test_a_run_is_given_as_much_as_fits_into_it(board: Make) -> None:
     slow = question(*STEPS, repeats=5000, delayed=STEPS)
-    made = board(([STARTED, trial(0)], "finished"))
+    made = board(([*STARTED, trial(0)], "finished"))
     results(made, slow, 1, *[question("a")] * 40)
     (sent,) = made.sent  # type: ignore[attr-defined]
     seconds = 0.05 + 4 * 4 * 0.003
