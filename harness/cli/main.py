@@ -66,7 +66,7 @@ Bring a model up
 
 \b
 Name the culprit
-  harness triage last                       the newest crash: class, instruction, how to see it again
+  harness triage last                       the newest crash: its class and its instruction
   harness bisect race --board rk3588-01     the async steps that race, and the missing event
   harness bisect options --board pi4-01     the options that make it fail
   harness bisect revision v1.4 HEAD --what accuracy --board rk3588-01
