@@ -110,7 +110,7 @@ class BoardTrials:
         except BoardError as error:
             if error.kind != "deploy":
                 raise
-            return _untestable(str(error))
+            return self._blamed(error)
         self._check()
         self._tell(f"running {build.name}")
         context = StageContext(
@@ -130,17 +130,26 @@ class BoardTrials:
             shown = self._what.show(context, log)
         except BoardError as error:
             there.stale = there.stale or error.kind == "board-reset"
-            if error.kind in OF_THE_ENGINE:
-                return _untestable(str(error))
-            raise
-        except Stopped:
-            raise
-        except HarnessError as error:  # it told less than this harness reads
-            return _untestable(str(error))
+            if error.kind not in OF_THE_ENGINE:
+                raise
+            return self._blamed(error)
+        except HarnessError as error:
+            if error.where != f"run {run_id}":
+                raise
+            return _untestable(str(error))  # it told less than this harness reads
         if left:
             found = f"the run left {'; '.join(left)}"
             raise BoardError(there.board.name, "busy", found, remedy="restart the board")
         return shown
+
+    def _blamed(self, error: BoardError) -> Shown:
+        """That an engine cannot be tested, once this checkout's has proved that the board is well.
+
+        Raises BoardError when it is not.
+        """
+        self._there.sources = None
+        self._there.renew()
+        return _untestable(str(error))
 
     def why_not(self, sources: Path) -> str | None:
         """Why the engine in a folder cannot be tried, as far as this host can see; None if it can.

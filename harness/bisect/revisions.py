@@ -15,6 +15,8 @@ import dataclasses
 import math
 from collections import Counter
 
+from scipy.stats import fisher_exact
+
 from harness.bisect.lines import Answer, Line, Outcome, Question
 from harness.bisect.threshold import SIGMA, Found, Inconclusive, ThresholdSearch
 from harness.bisect.trials import Result
@@ -127,6 +129,11 @@ class FailureSearch:
         return Question(move, "search")
 
     def _ask_ends(self) -> Question | Answer | None:
+        if self._trials >= self.settings.budget:
+            return Answer(
+                Outcome.INCONCLUSIVE,
+                f"the budget of {self.settings.budget} trials is spent before both ends are known",
+            )
         bad = self._of(self.line.last)
         if bad.fails < self.settings.failures:
             rare = self.settings.least_rate
@@ -209,13 +216,20 @@ class FailureSearch:
         risk = self.settings.delta * (CAREFUL_RISK if rare else 1.0)
         fresh = {side: self._fresh[side, True] + self._fresh[side, False] for side in (0, 1)}
         confirmed = self._fresh[1, True] > 0
-        sure = found.probability >= 1.0 - risk
+        sure = found.probability >= 1.0 - risk and self._apart(found) <= self.settings.delta
         if sure and confirmed and fresh[0] >= 1 and parent.passes >= wanted:
             return self._name(found)
         if not confirmed and fresh[1] >= 2 * wanted:
             return Answer(
                 Outcome.UNVERIFIED,
                 f"the search names it, but it passed {fresh[1]} further trials",
+                self._positions(found),
+                found.probability,
+            )
+        if min(fresh.values()) >= 2 * wanted and self._apart(found) > self.settings.delta:
+            return Answer(
+                Outcome.UNVERIFIED,
+                "the search names it, but without it the failure is about as frequent",
                 self._positions(found),
                 found.probability,
             )
@@ -226,8 +240,19 @@ class FailureSearch:
                 self._positions(found),
                 found.probability,
             )
-        side = int(fresh[1] <= fresh[0]) if not confirmed or parent.passes >= wanted else 0
+        side = 0 if confirmed and parent.passes < wanted else int(fresh[1] <= fresh[0])
         return Question(found.last if side else found.first - 1, "verify")
+
+    def _apart(self, found: Found) -> float:
+        """How likely so different rates of failure before and after it are by chance alone, by
+        Fisher's exact test over all trials: the threshold search takes background failures for
+        rare."""
+        before, after = [0, 0], [0, 0]
+        for position, seen in self._seen.items():
+            side = after if position >= found.last else before
+            side[0] += seen.fails
+            side[1] += seen.passes
+        return float(fisher_exact([after, before], alternative="greater").pvalue)
 
     def _name(self, found: Found) -> Answer:
         culprit, parent = self._of(found.last), self._of(found.first - 1)

@@ -150,6 +150,21 @@ def test_a_failure_that_is_gone_when_it_is_looked_at_again_is_unverified() -> No
     assert answer.outcome in (Outcome.UNVERIFIED, Outcome.INCONCLUSIVE)
 
 
+def test_a_bad_revision_that_mostly_fails_in_another_way_spends_the_budget_and_no_more() -> None:
+    answer, asked = searched(
+        FailureSearch(line_of(10), Settings(budget=30), signature="it"),
+        lambda q: (
+            (Result.FAIL, "it") if q.position == 10 and not luck.pop() else (OTHER, "another")
+        ),
+    )
+    assert answer.outcome is Outcome.INCONCLUSIVE
+    assert len(asked) == 30
+
+
+luck = [True] * 60 + [False]
+OTHER = Result.OTHER
+
+
 def test_trouble_of_the_board_is_not_to_be_told() -> None:
     search = FailureSearch(line_of(4))
     with pytest.raises(ValueError, match="did not take place"):
