@@ -15,6 +15,7 @@ import dataclasses
 import math
 from collections import Counter
 
+import numpy as np
 from scipy.stats import fisher_exact
 
 from harness.bisect.lines import Answer, Line, Outcome, Question
@@ -252,7 +253,7 @@ class FailureSearch:
             side = after if position >= found.last else before
             side[0] += seen.fails
             side[1] += seen.passes
-        return float(fisher_exact([after, before], alternative="greater").pvalue)
+        return float(fisher_exact(np.array([after, before]), alternative="greater").pvalue)
 
     def _name(self, found: Found) -> Answer:
         culprit, parent = self._of(found.last), self._of(found.first - 1)
