@@ -36,9 +36,8 @@ def posterior_of(details: Details) -> list[tuple[str, float]]:
         for item in _maps(details.get("posterior"))
     ]
     if not named:
-        named = next(
-            (found for level in _maps(details.get("levels")) if (found := _level(level))), []
-        )
+        levels = reversed([*_maps(details.get("levels"))])  # the innermost line that was searched
+        named = next((found for level in levels if (found := _level(level))), [])
     return [
         (name, min(1.0, max(0.0, float(share))))
         for name, share in named

@@ -144,7 +144,7 @@ class Hunt:
         self._levels.append(
             {
                 "revisions": [
-                    {"hash": one.hash, "short": one.short, "subject": one.subject,
+                    {"hash": one.hash, "short": one.short, "subject": one.name.partition(" ")[2],
                      "testable": line.testable(at)}
                     for at, one in enumerate(chain)
                 ],

@@ -150,9 +150,12 @@ def revision(
     """
 
     def wanted() -> Wanted:
+        from harness.bisect.hunted import hunted
         from harness.bisect.session import Wanted, is_test
         from harness.farm.selection import engine_words
 
+        if not is_test(what):
+            hunted(what)  # a wrong word is told before a model is fetched
         asked = engine_words(engine_option or (), unit=unit, executor=executor)
         chosen = one_board(farm, board, board_env or ())
         return Wanted(
