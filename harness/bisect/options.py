@@ -15,11 +15,22 @@ What fails the same way with the same bits each time needs one run where a flaky
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from harness.bisect.option_space import Space
-from harness.bisect.option_verdicts import Culprits, Outcome, Question, Verdict
+from harness.bisect.option_verdicts import (
+    Culprits,
+    Outcome,
+    Question,
+    Verdict,
+    contradiction,
+    graded,
+    half_as_often,
+    named,
+    together,
+    unclear,
+)
 from harness.bisect.sets import Rate, probability_bad
 from harness.bisect.threshold import BACKGROUND, Found, Inconclusive, ThresholdSearch
 from harness.bisect.trials import Result, Trial
@@ -33,6 +44,7 @@ CERTAIN = 12  # failures or passes that one run of a deterministic engine stands
 NEVER = 0.02  # prior probability that what failed together does not beside what was found
 PATIENCE = 3  # tries of a setting that cannot be judged (another failure, or it does not run)
 MOST_RUNS = 500  # of one setting: rates that are not told apart by then are not told apart
+MOST_APART = 4  # trials with everything off for each one with everything on
 MOST_TROUBLE = 5  # of board or link, one after the other
 
 
@@ -178,10 +190,12 @@ class OptionSearch:
         left = self.space.names
         while len(sets) < MOST_SETS:
             found = yield from self._one_set(left, sets)
+            if found is None:  # what failed once more was the background
+                return named(sets, disable[:-1], (disable[-1],))
             sets.append(found)
             off = yield from self._enough_to_disable(found, disable)
             if off is not None:
-                return self._named(sets, disable, off)
+                return named(sets, disable, off)
             # With any one of them off it still fails: another set does it as well. Members of this
             # one are put away, so that it is found.
             disable.append(found.options[-1])
@@ -190,7 +204,7 @@ class OptionSearch:
                 break
         return Verdict(
             Outcome.INCONCLUSIVE,
-            f"{_list([name for one in sets for name in one.options])} fail by themselves, and it "
+            f"{together([name for one in sets for name in one.options])} fail by themselves, and it "
             "still fails without any one of them",
             tuple(sets),
             suspects=left,
@@ -244,7 +258,7 @@ class OptionSearch:
         self._bad = [self._failures, self._full_trials - self._failures]
         self._counts[full] = list(self._bad)
         off: frozenset[str] = frozenset()
-        always = yield from self._fails("all off", off)
+        always = yield from self._as_often(off)
         self._good = list(self._counts.get(off, [0, 0]))
         told = f"{self._good[0]} of {sum(self._good)} runs"
         if always is None:
@@ -264,17 +278,41 @@ class OptionSearch:
                 )
             )
 
+    def _as_often(self, off: frozenset[str]) -> Generator[Question, Trial, bool | None]:
+        """Whether it fails at least half as often with everything off as with everything on."""
+        full = frozenset(self.space.names)
+        for _ in range(MOST_RUNS):
+            known = self._counts.get(off, (0, 0))
+            if self._deterministic and any(known):
+                return known[0] > 0
+            probability = half_as_often(self._bad, known)
+            if not self.delta < probability < 1 - self.delta:
+                return probability > 0.5
+            if sum(known) < MOST_APART * sum(self._bad):
+                failed = yield from self._judged("all off", off)
+            else:  # how often it fails with everything on is what is known least
+                failed = yield from self._judged("all on", full)
+                self._bad = list(self._counts[full])
+            if failed is None:
+                return None
+        return None
+
     def _one_set(
         self, left: Sequence[str], others: Sequence[Culprits]
-    ) -> Generator[Question, Trial, Culprits]:
-        """A minimal set of options among `left` that fails."""
+    ) -> Generator[Question, Trial, Culprits | None]:
+        """A minimal set of options among `left` that fails. None when, beside `others`, there is
+        no other one."""
         members: list[str] = []
         beside: list[str] = []  # between two prefixes that can be run, before a member
         probability, limit = 1.0, len(left)
         for _ in range(MOST_MEMBERS):
             if limit == 0:
-                raise _End(self._contradiction((), members))
-            found = yield from self._prefix(left[:limit], members)
+                raise _End(contradiction((), members))
+            found = yield from self._prefix(left[:limit], members, certain=not (members or others))
+            if found.last > limit:
+                if members:
+                    raise _End(contradiction(left[:limit], members))
+                return None
             *others_there, last = left[found.first - 1 : found.last]
             members.append(last)
             beside += others_there
@@ -287,7 +325,7 @@ class OptionSearch:
                 if (yield from self._fails("alone", self.space.closed(members))):
                     break
         else:
-            raise _End(self._graded(members, others))
+            raise _End(graded(MOST_MEMBERS, members, others))
         for name in list(members) if len(members) > 1 else ():
             rest = [other for other in members if other != name]
             if (yield from self._fails("minimal", self.space.closed(rest))):
@@ -298,14 +336,15 @@ class OptionSearch:
         return Culprits(tuple(members), tuple(needed), tuple(beside), probability)
 
     def _prefix(
-        self, among: Sequence[str], members: Sequence[str]
+        self, among: Sequence[str], members: Sequence[str], *, certain: bool
     ) -> Generator[Question, Trial, Found]:
-        """The smallest prefix of `among` that fails together with `members`."""
+        """The smallest prefix of `among` that fails together with `members`. Unless it is `certain`
+        that there is one, it may lie behind the last."""
         allowed = set(range(len(among) + 1))
         told: list[tuple[int, bool, int]] = []
         self.among = tuple(among)
-        each = (1 - NEVER if members else 1.0) / len(among)
-        weights = [0.0, *[each] * len(among), NEVER if members else 0.0]
+        never = 0.0 if certain else NEVER
+        weights = [0.0, *[(1 - never) / len(among)] * len(among), never]
         while True:
             search = ThresholdSearch(
                 len(among),
@@ -327,12 +366,10 @@ class OptionSearch:
                     self.posteriors.append(self.shares())
                 if isinstance(move, Found):
                     self.threshold = None
-                    if move.last > len(among):
-                        raise _End(self._contradiction(among, members))
                     self._learn(move, told)
                     return move
                 if isinstance(move, Inconclusive):
-                    raise _End(self._unclear(among, move))
+                    raise _End(unclear(among, move))
                 options = self.space.closed([*among[:move], *members])
                 failed = yield from self._judged("prefix", options)
                 if failed is None:
@@ -387,51 +424,3 @@ class OptionSearch:
                 suspects=tuple(left),
             )
         )
-
-    def _unclear(self, among: Sequence[str], move: Inconclusive) -> Verdict:
-        first, last = max(1, move.first), min(len(among), move.last)
-        return Verdict(
-            Outcome.INCONCLUSIVE,
-            f"{move.reason}; the culprit lies from {among[first - 1]} to {among[last - 1]}",
-            suspects=tuple(among[first - 1 : last]),
-        )
-
-    def _contradiction(self, among: Sequence[str], members: Sequence[str]) -> Verdict:
-        return Verdict(
-            Outcome.INCONCLUSIVE,
-            f"what failed before does not fail together with {_list(members)} any more: one option "
-            "hides what another does",
-            suspects=(*among, *reversed(members)),
-        )
-
-    def _graded(self, members: Sequence[str], others: Sequence[Culprits]) -> Verdict:
-        return Verdict(
-            Outcome.GRADED,
-            f"no set of at most {MOST_MEMBERS} options fails alone: many of them add to it, each "
-            "a little",
-            tuple(others),
-            suspects=tuple(reversed(members)),
-        )
-
-    def _named(
-        self, sets: Sequence[Culprits], already: Collection[str], off: tuple[str, ...]
-    ) -> Verdict:
-        told = "; and by itself ".join(_list(one.options) for one in sets)
-        several = sum(len(one.options) for one in sets) > 1
-        without = " and ".join((*already, *off))
-        rest = f"without {without} it passes with everything else on"
-        if not off:
-            rest = (
-                "without it alone the engine does not run, so what is enough to switch off is open"
-            )
-        return Verdict(
-            Outcome.NAMED,
-            f"{told} {'make' if several else 'makes'} it fail; {rest}",
-            tuple(sets),
-            (*already, *off) if off else (),
-            math.prod(one.probability for one in sets),
-        )
-
-
-def _list(names: Sequence[str]) -> str:
-    return " with ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} with {names[-1]}"
