@@ -204,7 +204,7 @@ class OptionSearch:
                 break
         return Verdict(
             Outcome.INCONCLUSIVE,
-            f"{together([name for one in sets for name in one.options])} fail by themselves, and it "
+            f"{' and '.join(together(one.options) for one in sets)} fail by themselves, and it "
             "still fails without any one of them",
             tuple(sets),
             suspects=left,
