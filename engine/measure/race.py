@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 NUMBERS, NON_FINITE = "wrong numbers", "non-finite numbers"  # signatures
 REFERENCES = 3  # sync decodes of which two must agree
 OVERLAPS = 8  # told of one trial
+HAZARDS = ("RAW", "WAW", "WAR")  # of one pair the first is told
 
 
 class Unstable(ArithmeticError):
@@ -54,11 +55,11 @@ def run(context: JobContext) -> None:
         except Unstable as error:
             context.data("unstable", str(error))
             return
-    context.data("reference", reference)
     executor = AsyncExecutor(decoder.program, decoder.unit)
     parts = dict(zip((op.id for op in decoder.program.ops), executor.parts))
     findings = check(decoder.program, executor.schedule, executor.memory)
     context.data("steps", {"parts": parts, "findings": [str(found) for found in findings]})
+    context.data("reference", reference)  # from here on, an error is that of a trial
     decoder.executor.close()
     decoder.executor = executor
     trials = Trials(decoder, executor, reference, float(context.parameter("delay_s")))
@@ -144,7 +145,7 @@ class Trials:
             (ids[index], step): (int(start), int(end)) for step, index, start, end in trace.rows()
         }
         found: dict[tuple[str, str], tuple[int, dict[str, Any]]] = {}
-        for pair in self._conflicts:
+        for pair in sorted(self._conflicts, key=lambda one: HAZARDS.index(one.hazard)):
             for (act, step), (start, _) in times.items():
                 before = times.get((pair.first, step - pair.steps))
                 if act != pair.second or before is None or before[1] <= start:

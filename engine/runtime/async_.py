@@ -20,10 +20,10 @@ from types import TracebackType
 import numpy as np
 
 from engine.program.conflicts import BEGIN, END, Memory, require_lives
-from engine.program.ops import Op, Program
+from engine.program.ops import Program
 from engine.program.placement import DEFAULT, Placement
 from engine.program.schedule import AsyncOps, Schedule, async_ids, derive
-from engine.runtime.mistakes import LATE_S, NONE, STRAY_S, Mistakes, Planted
+from engine.runtime.mistakes import LATE_S, NONE, Mistakes, Planted
 from engine.runtime.queues import Event, ExecutorStuck, Job, Queues
 from engine.runtime.slots import Slots, shared_memory
 from engine.runtime.state import Buffer, NonFinite, State
@@ -150,9 +150,6 @@ class AsyncExecutor:
             job = Job(op.id, (run, index), self._events(op.id, mistakes), work)
             part = mistakes.moved.get(op.id, self.parts[index])
             queues.submit(part, job)
-            if op.id in mistakes.stray:
-                stray = functools.partial(self._stray, op, mistakes.stray[op.id])
-                queues.submit(part, Job(f"{op.id}, once over", (run, index), (), stray))
             if op.id not in self.schedule.asynchronous:
                 queues.wait([(op.id, run + 1)], "the caller")
         queues.wait(self._events(END, mistakes), END)
@@ -229,18 +226,12 @@ class AsyncExecutor:
         for name in op.writes:
             if name not in step.caches:
                 slots.put(name, state[name])
+        if op.id in mistakes.stray:
+            slots.spill(*mistakes.stray[op.id])
         if self.trace is not None:
             end = time.perf_counter_ns()
             with self._queues.changed:
                 self.trace.record(step.number, index, start, end)
-
-    def _stray(self, op: Op, target: str) -> None:
-        """A planted mistake: the op goes on writing, and not only where it says."""
-        own = next(name for name in op.writes if name not in self.program.caches)
-        end = time.monotonic() + LATE_S
-        while time.monotonic() < end:
-            self._slots.spill(target, own)
-            self._queues.pause(STRAY_S)
 
 
 @dataclasses.dataclass(frozen=True)

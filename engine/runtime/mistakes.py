@@ -20,8 +20,7 @@ from engine.program.schedule import Schedule
 if TYPE_CHECKING:
     from engine.units.faulty import Fault
 
-LATE_S = 0.004  # longer than any op of a small model takes
-STRAY_S = 0.0001  # between the writes of one that does not end in time
+LATE_S = 0.02  # longer than an op of a small model takes on a busy machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Mistakes:
     lost: (producer, consumer) of edges that nobody waits for.
     moved: ops in the queue of another part, and `after` which op each of them waits for there.
     held_back, late: ops that begin late, and whose results come late.
-    stray: op → a buffer that it goes on writing to once it has said that it is over.
+    stray: op → (source, target) of a write by another one that comes after its own.
     """
 
     lost: frozenset[tuple[str, str]] = frozenset()
@@ -39,7 +38,7 @@ class Mistakes:
     after: Mapping[str, str] = dataclasses.field(default_factory=dict)
     held_back: frozenset[str] = frozenset()
     late: frozenset[str] = frozenset()
-    stray: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    stray: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
 
 
 NONE = Mistakes()
@@ -80,7 +79,7 @@ class _Places:
     """What a program and its schedule offer to mistakes at one op; None where it offers nothing."""
 
     def __init__(self, program: Program, schedule: Schedule, memory: Memory) -> None:
-        self.program, self.schedule, self.memory = program, schedule, memory
+        self.program, self.schedule = program, schedule
         self.part = {op: part for part, queue in schedule.queues.items() for op in queue}
         self._pairs = conflicts(program, memory)
 
@@ -117,35 +116,18 @@ class _Places:
         return Mistakes(lost=frozenset(lost), held_back=frozenset({op})) if lost else None
 
     def stray(self, op: str) -> Mistakes | None:
-        """It writes where the next op's result lies, and goes on with that."""
+        """The last of its writes lands where the next op's result lies, once that is there."""
         ops = self.program.ops
         at = next(index for index, other in enumerate(ops) if other.id == op)
         if at + 1 == len(ops) or self.part[ops[at + 1].id] == self.part[op]:
             return None
-        own = [name for name in ops[at].writes if name not in self.program.caches]
-        target = [name for name in ops[at + 1].writes if name not in self.program.caches]
-        if not own or not target or not self._free(target[0], at):
+        own, target = (
+            [name for name in one.writes if name not in self.program.caches]
+            for one in ops[at : at + 2]
+        )
+        if not own or not target:
             return None
-        return Mistakes(stray={op: target[0]})
-
-    def _free(self, name: str, at: int) -> bool:
-        """Whether nothing that is needed after op number `at` lies where `name` does."""
-        for index, op in enumerate(self.program.ops[: at + 1]):
-            for other in op.writes:
-                readers = [
-                    later
-                    for later in range(index, len(self.program.ops))
-                    if other in self.program.ops[later].reads
-                ]
-                if max(readers, default=index) > at and self._overlap(name, other):
-                    return False
-        return True
-
-    def _overlap(self, name: str, other: str) -> bool:
-        if name not in self.memory or other not in self.memory:
-            return False
-        (first, last), (low, high) = self.memory[name], self.memory[other]
-        return first < high and low < last
+        return Mistakes(stray={ops[at + 1].id: (own[0], target[0])})
 
 
 def _mistake(places: _Places, fault: Fault) -> Mistakes:

@@ -85,8 +85,8 @@ class Slots:
     def put(self, name: str, values: Buffer) -> None:
         self._arrays[name][: len(values)] = values
 
-    def spill(self, name: str, source: str) -> None:
-        """Write what lies at `source` over `name`, repeated or cut to its size: a planted mistake
+    def spill(self, source: str, target: str) -> None:
+        """Write what lies at `source` over `target`, repeated or cut to its size: a planted mistake
         does that."""
-        target = self._arrays[name]
-        target[...] = np.resize(self._arrays[source], target.shape)
+        values = self._arrays[target]
+        values[...] = np.resize(self._arrays[source], values.shape)

@@ -176,9 +176,14 @@ def run_job(
 ) -> Callable[..., dict[str, list[Any]]]:
     """`run_job(fault, questions)`: what the job told, by name."""
 
-    def run(fault: str, questions: list[dict[str, Any]], **more: Any) -> dict[str, list[Any]]:
+    def run(
+        fault: str,
+        questions: list[dict[str, Any]],
+        told: dict[str, list[Any]] | None = None,
+        **more: Any,
+    ) -> dict[str, list[Any]]:
         monkeypatch.setenv("ENGINE_FAULT", fault)
-        told: dict[str, list[Any]] = {}
+        told = {} if told is None else told
 
         def keep(kind: str, data: Mapping[str, Any]) -> None:
             told.setdefault(str(data.get("name", kind)), []).append(data.get("value", data))
@@ -227,6 +232,15 @@ def test_the_job_makes_many_trials_and_ends_a_question_with_its_first_failure(
     wrong = {**reference, "hashes": ["0" * 16] * 3}
     (trial,) = run_job("", [{"on": "none", "repeats": 1}], reference=wrong)["trial"]
     assert trial["result"] == "fail"
+
+
+def test_an_error_before_the_first_trial_is_told_before_the_reference(
+    run_job: Callable[..., dict[str, list[Any]]],
+) -> None:
+    told: dict[str, list[Any]] = {}
+    with pytest.raises(ValueError, match="wrong-queue cannot be planted in L00"):
+        run_job("wrong-queue@L00.attn.q", [{"on": "all", "repeats": 1}], told=told)
+    assert "reference" not in told
 
 
 def test_a_model_that_is_not_stable_synchronously_has_no_trials(
