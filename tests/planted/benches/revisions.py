@@ -158,7 +158,8 @@ def _above(speed: Speed, repeats: int, middle: float) -> Callable[[int], bool]:
 def _case(kind: str, truth: frozenset[str], answer: Answer, runs: int) -> Case:
     blames = answer.outcome in (Outcome.NAMED, Outcome.RANGE)
     named = frozenset(str(at) for at in answer.positions) if blames else frozenset()
-    claimed = answer.confidence if blames else None
+    # Of a range the confidence is that it is one of them, which the table's last column cannot say.
+    claimed = answer.confidence if answer.outcome is Outcome.NAMED else None
     return Case(kind, truth, named, runs, claimed=claimed, note=answer.outcome.value)
 
 
