@@ -44,6 +44,7 @@ CERTAIN = 12  # failures or passes that one run of a deterministic engine stands
 NEVER = 0.02  # prior probability that what failed together does not beside what was found
 PATIENCE = 3  # tries of a setting that cannot be judged (another failure, or it does not run)
 MOST_RUNS = 500  # of one setting: rates that are not told apart by then are not told apart
+PATIENT = 20  # times the passes that rule a failure out, for a member that may not be there
 MOST_APART = 4  # trials with everything off for each one with everything on
 MOST_TROUBLE = 5  # of board or link, one after the other
 
@@ -190,8 +191,12 @@ class OptionSearch:
         left = self.space.names
         while len(sets) < MOST_SETS:
             found = yield from self._one_set(left, sets)
-            if found is None:  # what failed once more was the background
-                return named(sets, disable[:-1], (disable[-1],))
+            if found is None:  # what failed once more may have been the background
+                rest = self.space.without(disable)
+                self._counts.pop(rest, None)
+                if (yield from self._fails("without", rest)) is False:
+                    return named(sets, disable[:-1], (disable[-1],))
+                break
             sets.append(found)
             off = yield from self._enough_to_disable(found, disable)
             if off is not None:
@@ -309,7 +314,7 @@ class OptionSearch:
             if limit == 0:
                 raise _End(contradiction((), members))
             found = yield from self._prefix(left[:limit], members, certain=not (members or others))
-            if found.last > limit:
+            if found is None or found.last > limit:
                 if members:
                     raise _End(contradiction(left[:limit], members))
                 return None
@@ -337,9 +342,10 @@ class OptionSearch:
 
     def _prefix(
         self, among: Sequence[str], members: Sequence[str], *, certain: bool
-    ) -> Generator[Question, Trial, Found]:
+    ) -> Generator[Question, Trial, Found | None]:
         """The smallest prefix of `among` that fails together with `members`. Unless it is `certain`
-        that there is one, it may lie behind the last."""
+        that there is one, it may lie behind the last, and is None when it takes too long: a rate
+        like that of the background can be searched for ever."""
         allowed = set(range(len(among) + 1))
         told: list[tuple[int, bool, int]] = []
         self.among = tuple(among)
@@ -354,7 +360,8 @@ class OptionSearch:
                 delta=self.delta,
                 allowed=allowed,
                 weights=weights,
-                budget=10**9,  # the whole search's budget is looked after elsewhere
+                # The whole search's budget is looked after elsewhere.
+                budget=10**9 if certain else PATIENT * self._weight * self._runs(self._rate),
             )
             for answer in told:
                 search.tell(*answer)
@@ -369,14 +376,20 @@ class OptionSearch:
                     self._learn(move, told)
                     return move
                 if isinstance(move, Inconclusive):
-                    raise _End(unclear(among, move))
+                    self.threshold = None
+                    if certain:
+                        raise _End(unclear(among, move))
+                    return None
                 options = self.space.closed([*among[:move], *members])
-                failed = yield from self._judged("prefix", options)
-                if failed is None:
-                    refused = move
-                else:
+                for _ in range(1 if self._deterministic else search.repeats(move)):
+                    failed = yield from self._judged("prefix", options)
+                    if failed is None:
+                        refused = move
+                        break
                     told.append((move, failed, self._weight))
                     search.tell(*told[-1])
+                    if failed:
+                        break
             allowed.discard(refused)
 
     def _learn(self, found: Found, told: Sequence[tuple[int, bool, int]]) -> None:
@@ -410,6 +423,11 @@ class OptionSearch:
     @property
     def _weight(self) -> int:
         return CERTAIN if self._deterministic else 1
+
+    @property
+    def _rate(self) -> float:
+        """Of failures with a culprit on."""
+        return Rate(self._bad[0], self._bad[1]).mean
 
     def _runs(self, rate: float) -> int:
         """Passes after which a failure of this rate is out of the question: ⌈ln(1/δ) / rate⌉."""
