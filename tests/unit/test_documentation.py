@@ -21,6 +21,7 @@ DOCUMENTS = [
     *("README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/devices.md"),
     *("docs/device-tests.md", "docs/triage.md"),
 ]
+GROUPS = ("boards", "results", "dashboard", "bisect")  # commands that have commands
 FINGERPRINT = "SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU"
 
 
@@ -68,7 +69,7 @@ def test_every_command_that_is_shown_exists_with_its_options(name: str) -> None:
     for line in re.findall(r"\bharness ([a-z]+(?: [a-z]+)?[^`\n#]*)", text_of(name)):
         words = line.split()
         if words[0] in NOUNS:
-            verb = [word for word in words[1:2] if words[0] in ("boards", "results", "dashboard")]
+            verb = [word for word in words[1:2] if words[0] in GROUPS]
             shown.add((words[0], *verb, *(word for word in words if word.startswith("--"))))
     assert shown
     for noun, *rest in sorted(shown):
