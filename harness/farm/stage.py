@@ -26,6 +26,7 @@ from harness.jobs import lifecycle
 from harness.jobs.base import stage_refusal
 from harness.jobs.health import HEALTH
 from harness.jobs.ladder import LADDER, tuned_of
+from harness.triage.reading import reset_of
 from harness.verdicts import Check, Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -122,6 +123,9 @@ class StageRun:
             raise
         except HarnessError as error:
             kind, verdict = kind_of(error), self._with_console(error_verdict(error), run_id)
+            if kind == "board-reset":
+                crash = reset_of(self.store, run_id, error.found)
+                verdict = verdict.model_copy(update={"crash": crash})
         except Exception as error:
             # A defect of ours: told in full, kept apart from findings about the product.
             self.run.campaign.reporter.note(traceback.format_exc())

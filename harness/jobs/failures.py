@@ -42,30 +42,32 @@ def judge_failure(context: StageContext, log: RunLog, stage: str) -> Verdict | N
         raise BoardError(board, kind, log.reason or f"the {stage} run was lost")
     if log.status == "cancelled":
         raise BoardError(board, "engine", f"the {stage} run was cancelled: {log.reason}")
-    verdict = _judge_end(context, log, stage)
-    if verdict is None or verdict.outcome is not Outcome.FAIL:
-        return verdict
-    crash = crash_of(log, context.facts.model_dump(mode="json"))
-    if crash is None:
+    crash = None
+    if log.status != "finished" or log.errors:
+        crash = crash_of(log, context.facts.model_dump(mode="json"))
+    verdict = _judge_end(context, log, stage, crash)
+    if verdict is None or verdict.outcome is not Outcome.FAIL or crash is None:
         return verdict
     culprit = verdict.culprit or crash.op or None
     return verdict.model_copy(update={"crash": crash, "culprit": culprit})
 
 
-def _judge_end(context: StageContext, log: RunLog, stage: str) -> Verdict | None:
+def _judge_end(
+    context: StageContext, log: RunLog, stage: str, crash: CrashNote | None
+) -> Verdict | None:
     board = context.board.name
     error = first_error(log)
     if error is not None and error.get("kind") == "OverBudget":
         return _judge_refusal(error, board, stage)
     if error is not None:
-        return _judge_error(error, log, stage, context)
+        return _judge_error(error, log, stage, crash)
     if log.status == "hung":
         return _judge_hang(log, stage)
     if log.status == "deadline":
         return _judge_deadline(log, stage, context)
     data = unplanned_exit(log)
     if data is not None:
-        return _judge_exit(data, log, stage, context)
+        return _judge_exit(data, log, stage, crash)
     if log.status != "finished":
         raise BoardError(
             board,
@@ -124,7 +126,7 @@ def memory_trend(log: RunLog) -> str:
 
 
 def _judge_error(
-    error: Mapping[str, Any], log: RunLog, stage: str, context: StageContext
+    error: Mapping[str, Any], log: RunLog, stage: str, crash: CrashNote | None
 ) -> Verdict:
     kind, message = str(error.get("kind", "error")), str(error.get("message", ""))
     op, step = error.get("op"), error.get("step")
@@ -139,7 +141,7 @@ def _judge_error(
     elif kind == "MemoryError":
         headline = f"out of memory, said the engine itself: {message}"
         remedy = "use a shorter context or a smaller scheme; " + memory_trend(log)
-    elif kind == "ExecutorStuck" and (crash := _crash(log, context)) is not None:
+    elif kind == "ExecutorStuck" and crash is not None:
         headline, remedy = crash.headline, crash.remedy
     else:
         headline = f"the engine stopped: {kind}: {message}"
@@ -148,7 +150,7 @@ def _judge_error(
     sentence = f"{kind}: {message}"
     if error.get("layer") is not None:
         sentence += f" (layer {error['layer']})"
-    if kind == "NonFinite" and (crash := _crash(log, context)) is not None:
+    if kind == "NonFinite" and crash is not None:
         sentence = crash.sentence
     return Verdict(
         outcome=outcome,
@@ -183,15 +185,12 @@ def _judge_refusal(error: Mapping[str, Any], board: str, stage: str) -> Verdict:
     )  # fmt: skip
 
 
-def _crash(log: RunLog, context: StageContext) -> CrashNote | None:
-    return crash_of(log, context.facts.model_dump(mode="json"))
-
-
-def _judge_exit(data: Mapping[str, Any], log: RunLog, stage: str, context: StageContext) -> Verdict:
+def _judge_exit(
+    data: Mapping[str, Any], log: RunLog, stage: str, crash: CrashNote | None
+) -> Verdict:
     """An engine that ended by a signal, or with a code and no word: told as its crash is."""
     tail = log_tail(log, data.get("attempt"))
     quoted = f"; it last said: {tail}" if tail else "; it said nothing"
-    crash = _crash(log, context)
     name = f"exit code {data.get('code')}"
     headline = f"the engine ended with {name} and reported no error"
     sentence, remedy = headline, "read engine.*.log in the run's folder"

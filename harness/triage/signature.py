@@ -31,7 +31,7 @@ def note_of(case: Case, found: Finding) -> CrashNote:
         headline=found.headline[:400],
         sentence=found.sentence[:4000],
         remedy=found.remedy[:1000],
-        op=found.op,
+        op=found.op[:200],
         facts=tuple((name[:80], text[:1000]) for name, text in found.facts[:40]),
     )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from harness.store.crashes import Crashes
+
 PASSED = {"tiny": "pass", "accuracy": "pass", "curve": "pass", "stress": "pass"}
 NOBODY = "{host: 127.0.0.1, port: 1, host_key: 'SHA256:" + "A" * 43 + "'}"
 
@@ -111,6 +113,8 @@ def test_a_board_that_reboots_in_mid_run_is_tried_once_more_and_both_tries_are_k
     first, second = lab.store.campaign_runs(result.id)
     assert (first.outcome, first.error_kind, first.attempt) == ("error", "board-reset", 1)
     assert "Kernel panic - not syncing" in first.checks[-1].sentence  # the console's last words
+    (crash,) = Crashes(lab.store).groups()
+    assert (crash.newest.name, crash.runs) == ("board-reset", (first.id,))
     assert "console" in [series.name for series in second.series]
     assert (second.outcome, second.attempt) == ("pass", 2)
     assert result.results["v"]["stress"].attempts == 2
