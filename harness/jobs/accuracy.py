@@ -291,11 +291,11 @@ def _remedy(
     if outcome != Outcome.FAIL:
         return None
     fault = failures.planted_fault(log)
-    if fault:
-        return f"a fault is planted on this board (ENGINE_FAULT={fault}): unset it"
     bad = next(check.name for check in checks if check.outcome == Outcome.FAIL)
     if bad == "repeatable":
-        return unstable
+        return unstable + (f" (a fault is planted: ENGINE_FAULT={fault})" if fault else "")
+    if fault:
+        return f"a fault is planted on this board (ENGINE_FAULT={fault}): unset it"
     if bad == "taps_harmless":
         return "taps must copy: look for an op that writes into what another one still reads"
     if bad == "complete":
