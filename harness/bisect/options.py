@@ -324,6 +324,11 @@ class OptionSearch:
             probability *= found.probability
             limit = found.first - 1
             if (yield from self._fails("alone", self.space.closed(members))):
+                for need in (name for name in others_there if name in self.space.closed([last])):
+                    instead = [*members[:-1], need]  # which was on beside it
+                    if (yield from self._fails("alone", self.space.closed(instead))):
+                        members = instead
+                        break
                 break
             if others_there:  # it may take them too
                 members += reversed(others_there)

@@ -64,6 +64,14 @@ def test_settings_that_do_not_run_are_left_out() -> None:
     assert verdict.disable == ("int8.L04",)
 
 
+def test_what_an_option_needs_is_tried_without_it_where_no_prefix_could() -> None:
+    broken = [("huge_pages", "kv")]  # so that no prefix ends with kv_layout
+    verdict = searched(SimulatedEngine([frozenset({"kv_layout"})], broken=broken))
+    assert verdict.names == ("kv_layout",)
+    verdict = searched(SimulatedEngine([frozenset({"kv"})], broken=broken))
+    assert verdict.names == ("kv",)
+
+
 def test_a_loss_to_which_every_layer_adds_names_no_option() -> None:
     layers = [name for name in SPACE.names if name.startswith("int8.")]
     engine = SimulatedEngine([], costs=dict.fromkeys(layers, 1.0), limit=0.7 * len(layers))
