@@ -83,23 +83,23 @@ class Symbols:
             self.machine = {"x64": "x86_64", "AArch64": "aarch64"}.get(
                 self._elf.get_machine_arch(), "other"
             )
-            self._functions = sorted(_functions(self._elf))
+            self.functions = sorted(_functions(self._elf))
         except (OSError, ELFError, ValueError) as error:
             raise HarnessError(
                 f"no library that can be read: {error}", where=str(path), remedy="build it again"
             ) from error
-        self._starts = [item[0] for item in self._functions]
+        self._starts = [item[0] for item in self.functions]
         self._fdes: list[tuple[int, int, FDE]] | None = None
-        self._lines: list[tuple[int, int, str]] | None = None
+        self._lines: dict[int, list[tuple[int, int, str]]] = {}  # by the unit's place
 
     def address(self, name: str) -> int | None:
-        return next((at for at, _, found in self._functions if found == name), None)
+        return next((at for at, _, found in self.functions if found == name), None)
 
     def function(self, address: int) -> tuple[str, int]:
         """(name, bytes into it); ("", 0) outside of every function."""
         index = bisect.bisect_right(self._starts, address) - 1
         if index >= 0:
-            start, size, name = self._functions[index]
+            start, size, name = self.functions[index]
             if address < start + max(size, 1):
                 return name, address - start
         return "", 0
@@ -135,15 +135,17 @@ class Symbols:
 
     def line(self, address: int) -> str:
         """The source file's name and line, "" where it is not told."""
-        if self._lines is None:
-            try:
-                self._lines = sorted(_lines(self._elf))
-            except (DWARFError, ELFError, KeyError, ValueError, IndexError):
-                self._lines = []
-        index = bisect.bisect_right(self._lines, address, key=lambda item: item[0]) - 1
-        if index >= 0 and address < self._lines[index][1]:
-            return self._lines[index][2]
-        return ""
+        try:
+            unit = _unit(self._elf, address)
+            if unit is None:
+                return ""
+            if unit.cu_offset not in self._lines:  # most of a second for kernels
+                self._lines[unit.cu_offset] = sorted(_lines(self._elf, unit))
+        except (DWARFError, ELFError, KeyError, ValueError, IndexError, AttributeError):
+            return ""
+        table = self._lines[unit.cu_offset]
+        index = bisect.bisect_right(table, address, key=lambda item: item[0]) - 1
+        return table[index][2] if index >= 0 and address < table[index][1] else ""
 
     def inlined(self, address: int) -> tuple[str, ...]:
         """The inlined functions at an address, the innermost first."""
@@ -290,52 +292,50 @@ def _functions(elf: ELFFile) -> Iterator[tuple[int, int, str]]:
         return
 
 
-def _lines(elf: ELFFile) -> Iterator[tuple[int, int, str]]:
-    """(start, end, "file:line") of the line tables."""
+def _unit(elf: ELFFile, address: int) -> Any:
+    """The compile unit whose code an address is in; None outside of all."""
     info = elf.get_dwarf_info()
-    for unit in info.iter_CUs():
-        program = info.line_program_for_CU(unit)
-        if program is None:
+    units = info.iter_CUs()
+    return next((u for u in units if _covers(info, u, u.get_top_DIE(), address)), None)
+
+
+def _lines(elf: ELFFile, unit: Any) -> Iterator[tuple[int, int, str]]:
+    """(start, end, "file:line") of a unit's line table."""
+    program = elf.get_dwarf_info().line_program_for_CU(unit)
+    if program is None:
+        return
+    files, first = program["file_entry"], 1 if program["version"] < 5 else 0
+    before = None
+    for entry in program.get_entries():
+        state = entry.state
+        if state is None:
             continue
-        files, first = program["file_entry"], 1 if program["version"] < 5 else 0
-        before = None
-        for entry in program.get_entries():
-            state = entry.state
-            if state is None:
-                continue
-            if before is not None and before.address < state.address:
-                number = before.file - first
-                if 0 <= number < len(files):
-                    name = files[number].name.decode(errors="replace").rsplit("/", 1)[-1]
-                    yield before.address, state.address, f"{name}:{before.line}"
-            before = None if state.end_sequence else state
+        if before is not None and before.address < state.address:
+            number = before.file - first
+            if 0 <= number < len(files):
+                name = files[number].name.decode(errors="replace").rsplit("/", 1)[-1]
+                yield before.address, state.address, f"{name}:{before.line}"
+        before = None if state.end_sequence else state
 
 
 def _inlined(elf: ELFFile, address: int) -> Iterator[str]:
-    info = elf.get_dwarf_info()
-    for unit in info.iter_CUs():
-        top = unit.get_top_DIE()
-        if not _covers(info, unit, top, address):
-            continue
-        level = top
-        while True:
-            inner = next(
-                (
-                    child
-                    for child in level.iter_children()
-                    if child.tag in ("DW_TAG_subprogram", "DW_TAG_inlined_subroutine")
-                    and _covers(info, unit, child, address)
-                ),
-                None,
-            )
-            if inner is None:
-                return
-            if inner.tag == "DW_TAG_inlined_subroutine":
-                origin = inner.get_DIE_from_attribute("DW_AT_abstract_origin")
-                name = origin.attributes.get("DW_AT_name")
-                if name is not None:
-                    yield name.value.decode(errors="replace")
-            level = inner
+    info, unit = elf.get_dwarf_info(), _unit(elf, address)
+    level = unit.get_top_DIE() if unit is not None else None
+    while level is not None:
+        level = next(
+            (
+                child
+                for child in level.iter_children()
+                if child.tag in ("DW_TAG_subprogram", "DW_TAG_inlined_subroutine")
+                and _covers(info, unit, child, address)
+            ),
+            None,
+        )
+        if level is not None and level.tag == "DW_TAG_inlined_subroutine":
+            origin = level.get_DIE_from_attribute("DW_AT_abstract_origin")
+            name = origin.attributes.get("DW_AT_name")
+            if name is not None:
+                yield name.value.decode(errors="replace")
 
 
 def _covers(info: Any, unit: Any, die: Any, address: int) -> bool:

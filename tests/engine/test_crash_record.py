@@ -13,6 +13,7 @@ import pytest
 from engine.native.build import build_local, build_record
 from engine.native.compilers import BuildError
 from harness.triage.record import CrashRecord, code_name, parse_record
+from harness.triage.symbols import symbols_of
 
 PRELUDE = """
 import ctypes, faulthandler, os, sys, signal, threading
@@ -95,3 +96,20 @@ def test_a_jump_to_nowhere_is_recorded_without_code(die) -> None:  # type: ignor
     assert status == -signal.SIGSEGV
     assert record is not None and record.whole
     assert (record.pc, record.at, record.region(0x123450)) == (0x123450, b"", None)
+
+
+def test_a_library_names_functions_lines_and_what_is_inlined() -> None:
+    try:
+        symbols = symbols_of(build_local())
+    except BuildError as error:
+        pytest.skip(f"needs a C compiler: {error}")
+    start = symbols.address("dn_run")
+    assert start is not None
+    frame = symbols.frame(start)
+    assert (frame.function, frame.within, frame.build) == ("dn_run", 0, symbols.build)
+    assert frame.source.startswith("team.c:")
+    work = symbols.address("dn_work") or 0
+    size = next(size for at, size, name in symbols.functions if name == "dn_work")
+    inlined = {name for at in range(work, work + size, size // 24) for name in symbols.inlined(at)}
+    assert "run_linear" in inlined  # the only one who calls it
+    assert symbols.function(1) == ("", 0) and symbols.line(1) == ""
