@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -44,6 +44,8 @@ from tests.planted.cases import Target as Goal
 
 CLASS, INSTRUCTION, OP = "crash class", "crash instruction", "crash op"
 OPS = ("L00.attn.out", "L00.ffn.up", "L01.attn.q", "L01.ffn.down")  # of one kind: linear
+# Those that another queue waits for, and that no other op is fused with under another name.
+AWAITED = ("L00.attn.out", "L01.ffn.down")
 STALL_S, EMULATED_STALL_S = 8.0, 90.0  # an emulated Python takes long to start
 LIMIT_BYTES = 220 << 20  # of a board's cgroup: the engine starts in it, and outgrows it
 
@@ -76,8 +78,16 @@ def plants(context: Context, folder: Path, number: int) -> list[Planted]:
     found = [
         _fault("overrun", "overrun:4000000", random, "native", "out-of-bounds", tells_op=True),
         _fault("sigkill", "signal:9", random, "packed", "killed"),
-        _fault("nan", "nan", random, "native", "non-finite", tells_op=True),
-        _fault("lost", "lost", random, "packed, executor: async", "lost-event", tells_op=True),
+        _fault("nan", "nan", random, "native", "non-finite", tells_op=True, ops=AWAITED),
+        _fault(
+            "lost",
+            "lost",
+            random,
+            "packed, executor: async",
+            "lost-event",
+            tells_op=True,
+            ops=AWAITED,
+        ),
         _fault("abba", "abba", random, "packed", "deadlock"),
         _fault("spin", "spin", random, "packed", "hang"),
         _fault("abort", "signal:6", random, "native", "fatal-signal"),
@@ -87,7 +97,9 @@ def plants(context: Context, folder: Path, number: int) -> list[Planted]:
         found.append(foreign)
     else:
         context.tell("crashes: every instruction known here runs on this machine: none is planted")
-    if _cgroup() is not None:
+    group = _cgroup()
+    if group is not None:
+        group.rmdir()  # it is made again when its case comes
         leak = _fault("limit", "leak:16", random, "packed", "out-of-memory")
         found.append(dataclasses.replace(leak, memory_limit=True))
     else:
@@ -128,9 +140,16 @@ def plants(context: Context, folder: Path, number: int) -> list[Planted]:
 
 
 def _fault(
-    name: str, kind: str, random: Random, unit: str, truth: str, *, tells_op: bool = False
+    name: str,
+    kind: str,
+    random: Random,
+    unit: str,
+    truth: str,
+    *,
+    tells_op: bool = False,
+    ops: Sequence[str] = OPS,
 ) -> Planted:
-    op = random.choice(OPS)
+    op = random.choice(ops)
     fault = f"{kind}@{op}"
     entry = f"{{virtual: {{}}, environment: {{ENGINE_FAULT: '{fault}'}}, engine: {{unit: {unit}}}}}"
     return Planted(name, entry, truth, op=op if tells_op else "")
