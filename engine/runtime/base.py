@@ -9,16 +9,18 @@ from typing import Protocol
 
 from engine.program.ops import Program
 from engine.runtime.state import Buffer, State
-from engine.runtime.trace import Taps
+from engine.runtime.trace import Taps, Trace
 
 
 class Executor(Protocol):
     """`step` counts the steps since it was last set to 0; the decoder resets it.
 
-    `parts` is the part of the board that each op of the program runs on, by the op's index.
+    `parts` is the part of the board that each op of the program runs on, by the op's index. `trace`
+    may be set between steps: what is there when a step begins is filled by it.
     """
 
     program: Program
+    trace: Trace | None
     step: int
     parts: tuple[str, ...]
 

@@ -29,6 +29,12 @@ NOUNS = {
     "threads": Noun(
         "harness.cli.threads", "Measure in how many threads and on which cores boards are fastest."
     ),
+    "profile": Noun(
+        "harness.cli.profile", "Time every op of a token, and say what limits a board's speed."
+    ),
+    "plan": Noun(
+        "harness.cli.plan", "Does a model fit a board, how fast at most, which scheme to try first?"
+    ),
     "boards": Noun(
         "harness.cli.boards", "List, probe, enrol, check, switch boards; say why one is out."
     ),
@@ -62,6 +68,8 @@ Bring a model up
   harness stress --board rk3588-01          30 minutes of growing dialogues
   harness align --board rk3588-01           which op goes wrong first
   harness threads --board rk3588-01         how many threads, on which cores
+  harness plan --board rk3588-01 --model model.gguf   does it fit, how fast at most
+  harness profile --board rk3588-01         what limits it; --trace FILE opens in Perfetto
   harness nightly --tag nightly             every board, and what changed since last night
 
 \b

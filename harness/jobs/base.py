@@ -35,6 +35,7 @@ class BringupOptions(Record):
     # Designed context; None: the model's, ≤ 2,048. Shorter ones have no room for a curve.
     context: int | None = Field(default=None, ge=64)
     stress_context: int | None = Field(default=None, ge=32)  # None: grows with stress_minutes
+    profile_seconds: float = Field(default=15.0, gt=0)  # of `harness profile`
     seed: int = Field(default=0, ge=0)
     accuracy_tokens: int = Field(default=200, ge=1)  # generated and compared with the reference
     accuracy_positions: int = Field(default=96, ge=16)  # teacher-forced, whose logits are compared

@@ -192,7 +192,67 @@ class LadderDetails(StageDetails):
     clocks: str
 
 
+class ProfiledOp(Record):
+    """An op, or the same op of all layers together. Times are of one traced token."""
+
+    op: str
+    kinds: str  # of what is fused in it, "linear+add"
+    part: str  # of the board: matrix, vector or control
+    calls: int
+    shallow_us: float
+    deep_us: float
+    share: float  # of the token at the deep position
+    bytes: int  # that it reads there: weights, keys and values
+    gb_s: float | None
+    of_ceiling: float | None
+
+
+class ProfiledDepth(Record):
+    """Tokens at one position. `token_ms` without the trace, the other times with it: the sum of the
+    ops − `overlap_ms` + `residual_ms` = `traced_ms`. Counts are of one token."""
+
+    position: int
+    tokens: int
+    token_ms: float
+    traced_ms: float
+    ops_ms: float
+    overlap_ms: float  # several at once
+    residual_ms: float  # no op
+    bytes: int
+    kv_bytes: int  # of these, keys and values
+    gb_s: float
+    cpu_ms: float  # of all threads
+    minor_faults: float
+    major_faults: float
+    voluntary_switches: float
+    involuntary_switches: float
+    counters: dict[str, float]
+
+
+class ProfileDetails(StageDetails):
+    bottleneck: str  # memory, compute, dispatch, waiting, contended, fallback
+    sentence: str
+    advice: str
+    groups: tuple[ProfiledOp, ...]  # the largest first
+    ops: tuple[ProfiledOp, ...]  # in the order of the program
+    depths: tuple[ProfiledDepth, ...]  # shallow, deep
+    weight_bytes: int
+    bandwidth_gb_s: float
+    bandwidth_what: str
+    threads: int
+    cpu_busy: float | None  # of these threads
+    cores: tuple[tuple[int, float], ...]  # (core, busy share), of all processes
+    accelerators: tuple[tuple[str, float], ...]
+    counters_missing: tuple[tuple[str, str], ...]  # (event, reason)
+    kernels: str  # what ran
+    kv_bytes_per_position: int
+    # One typical token at each depth: (op's index in `ops`, start and duration in µs)
+    typical: tuple[tuple[tuple[int, float, float], ...], ...]
+    clocks: str
+
+
 DETAILS = {
+    "profile": ProfileDetails,
     "tiny": TinyDetails,
     "accuracy": AccuracyDetails,
     "curve": CurveDetails,

@@ -1,0 +1,37 @@
+"""`harness profile` on a virtual board: the table adds up, and the trace is for Perfetto."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def test_a_board_is_profiled_and_its_trace_written(lab: Any, model_file: Path) -> None:
+    lab.boards("  v: {virtual: {}}")
+    code, told = lab.command(
+        "profile", "--model", str(model_file), "--depth", "96", "--seconds", "2",
+        "--trace", "trace.json", "--json",
+    ).finish()  # fmt: skip
+    row = told["boards"]["v"]["profile"]
+    assert (code, row["outcome"]) in ((0, "pass"), (0, "warn")), row
+    found = told["details"]["v"]
+
+    shallow, deep = found["depths"]
+    assert shallow["position"] < deep["position"] < 96
+    times = sum(op["deep_us"] for op in found["ops"]) / 1e3
+    whole = times - deep["overlap_ms"] + deep["residual_ms"]
+    assert whole == pytest.approx(deep["traced_ms"])
+    assert sum(group["deep_us"] for group in found["groups"]) / 1e3 == pytest.approx(times)
+    assert found["sentence"] == row["headline"] or row["headline"].endswith("…")
+    assert found["bandwidth_gb_s"] > 0
+    assert found["kernels"].split()[0] in ("native", "packed")
+    names = {name for name, _ in found["counters_missing"]} | set(deep["counters"])
+    assert {"cycles", "instructions", "llc_misses"} <= names  # counted, or a reason
+
+    trace = json.loads((lab.folder / "trace.json").read_text())
+    ops = {event["name"] for event in trace["traceEvents"] if event["ph"] == "X"}
+    assert {op["op"] for op in found["ops"]} <= ops
+    assert lab.spools() == []
