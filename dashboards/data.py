@@ -19,13 +19,14 @@ from harness.jobs.details import DETAILS
 from harness.verdicts import Check, Outcome, Record, worst
 
 STAGES = ("tiny", "accuracy", "curve", "stress")
-ORDER = ("tiny", "accuracy", "ladder", "curve", "stress")
+ORDER = ("tiny", "accuracy", "ladder", "curve", "stress", "profile")
 STAGE_TITLES = {
     "tiny": "Tiny model",
     "accuracy": "Accuracy",
     "curve": "Latency curve",
     "stress": "Stress",
     "ladder": "Thread ladder",
+    "profile": "Op profile",
 }
 STAGE_QUESTIONS = {
     "tiny": "Does a two-layer model decode token for token like the reference?",
@@ -33,6 +34,7 @@ STAGE_QUESTIONS = {
     "curve": "How does the time per token grow with the context, and does it jump?",
     "stress": "Does it hold its memory and its speed over a long run?",
     "ladder": "In how many threads, and on which cores, is it fastest?",
+    "profile": "Where does a token's time go, and what limits it?",
 }
 
 

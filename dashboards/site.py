@@ -17,7 +17,7 @@ from dashboards import plain
 from dashboards.charts import Table
 from dashboards.data import STAGE_TITLES, Results
 from dashboards.files import Folder
-from dashboards.pages import alignment, bisect, bringup, crash, curve, farm, run, stress
+from dashboards.pages import alignment, bisect, bringup, crash, curve, farm, ops, run, stress
 from dashboards.pages.base import MEANINGS, PAGE_OF_STAGE, WORDS, Page, Places
 from dashboards.reading import load
 from harness.paths import state_dir
@@ -25,7 +25,12 @@ from harness.store import Store
 from harness.verdicts import Check
 
 HERE = Path(__file__).parent
-STAGE_PAGES = {"accuracy": alignment.page, "curve": curve.page, "stress": stress.page}
+STAGE_PAGES = {
+    "accuracy": alignment.page,
+    "curve": curve.page,
+    "stress": stress.page,
+    "profile": ops.page,
+}
 
 # Only files of the site itself, nothing inline. `connect-src` lets a served page ask whether it
 # has been rebuilt.
@@ -75,6 +80,7 @@ def write_site(results: Results, out: Path, *, incremental: bool = True) -> Site
     for page in found:
         for table in page.values.get("tables", ()):
             files[table.csv] = csv_bytes(table.whole)
+        files.update(page.values.get("files", {}))
     for path in sorted((HERE / "static").iterdir()):
         files[f"static/{path.name}"] = path.read_bytes()
     folder.expect(files)

@@ -14,8 +14,13 @@ from dashboards.searches import Search
 from engine.placement import Placement
 from harness.verdicts import Outcome
 
-PAGE_OF_STAGE = {"accuracy": "alignment", "curve": "curve", "stress": "stress"}
-PAGE_TITLES = {"alignment": "Alignment", "curve": "Curve", "stress": "Stress"}
+PAGE_OF_STAGE = {
+    "accuracy": "alignment",
+    "curve": "curve",
+    "stress": "stress",
+    "profile": "ops",
+}
+PAGE_TITLES = {"alignment": "Alignment", "curve": "Curve", "stress": "Stress", "ops": "Ops"}
 
 WORDS = {
     "pass": "Pass",
@@ -96,6 +101,9 @@ class Places:
     def csv(self, run: Run, table: str) -> str:
         return f"runs/{self._runs[run.id]}-{plain.slug(table)}.csv"
 
+    def trace(self, run: Run) -> str:
+        return f"runs/{self._runs[run.id]}-trace.json"
+
     def has_run(self, run: Run) -> bool:
         return run.id in self._runs
 
@@ -120,6 +128,8 @@ def key_figure(run: Run) -> str:
     if run.stage == "curve" and details["tokens_per_s_start"] is not None:
         start, end = details["tokens_per_s_start"], details["tokens_per_s_end"]
         return f"{plain.number(start)} → {plain.number(end)} tok/s"
+    if run.stage == "profile" and details["bottleneck"] is not None:
+        return f"{details['bottleneck']}, {plain.number(1e3 / details['depths'][-1].token_ms)} tok/s"
     if run.stage == "stress" and details["minutes"] is not None:
         ratio = details["sustained_ratio"]
         held = f", × {plain.number(ratio)}" if ratio is not None else ""

@@ -13,6 +13,7 @@ from dashboards.data import STAGE_TITLES, Run
 from dashboards.pages.alignment import kl_chart, ops_table
 from dashboards.pages.base import Page, Places, key_figure, missing_note
 from dashboards.pages.curve import points_table
+from dashboards.pages.ops import profile_tables
 from dashboards.pages.stress import samples_table, turns_table
 from engine.placement import ranges
 
@@ -79,7 +80,9 @@ def tables(run: Run, places: Places) -> tuple[DataTable, ...]:
     found = []
     if d["memory_table"]:
         found.append(Table("Memory budget", ("what", "MiB"), d["memory_table"]))
-    if d["ops"]:
+    if run.stage == "profile":
+        found += profile_tables(d)
+    elif d["ops"]:
         found.append(ops_table(d["ops"]))
     if d["logits"] is not None:
         chart = kl_chart(d["logits"])

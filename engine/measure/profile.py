@@ -141,7 +141,7 @@ def visit(
     """`count` tokens from a depth on: (depth, traced, position, step, start and duration in ns)."""
     move_to(decoder, depth.position)
     decoder.executor.trace = trace
-    rows = []
+    rows: list[tuple[int, ...]] = []
     before = usage()
     if trace is None:
         counters.start()

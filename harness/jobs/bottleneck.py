@@ -81,8 +81,8 @@ def bottleneck(seen: Evidence) -> Bottleneck:
     if seen.contended:
         return Bottleneck(
             CONTENDED,
-            f"Not the engine alone: its {_threads(seen, 'gets', 'get')} {seen.cpu_busy:.0%} of the time, and "
-            "other processes have the cores meanwhile.",
+            f"Not the engine alone: its {_threads(seen, 'gets', 'get')} {seen.cpu_busy:.0%} of the "
+            "time, and other processes have the cores meanwhile.",
             "end what else runs on the board, then profile it again",
         )
     share = seen.residual_ms / seen.traced_ms if seen.traced_ms > 0 else 0.0
@@ -122,8 +122,8 @@ def bottleneck(seen: Evidence) -> Bottleneck:
         )
     return Bottleneck(
         COMPUTE,
-        f"Mostly compute: its {_threads(seen, 'is', 'are')} busy for {seen.cpu_busy:.0%} of the time"
-        f"{_reading(seen)}.{_largest(seen)}",
+        f"Mostly compute: its {_threads(seen, 'is', 'are')} busy for {seen.cpu_busy:.0%} of the "
+        f"time{_reading(seen)}.{_largest(seen)}",
         "look at the op with the largest share, and at how the threads share its work",
     )
 

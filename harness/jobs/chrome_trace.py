@@ -7,11 +7,14 @@ complete events (`ph` X) and metadata (`ph` M); times in microseconds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from harness.jobs.op_times import Timeline, bytes_read
+
+if TYPE_CHECKING:
+    from harness.jobs.details import ProfileDetails
 
 PROCESS = 1
 TOKENS = 1  # the track of whole tokens; parts come behind it
@@ -45,6 +48,34 @@ def chrome_trace(
         track = tracks[str(op["part"])]
         events.append(_event(str(op["id"]), str(op["kinds"][-1]), track, start, end, first, told))
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": dict(about or {})}
+
+
+def typical_trace(
+    name: str, details: ProfileDetails, about: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The same of what the store keeps of a profile: one typical token at each depth."""
+    kv_layers = sum(op.kinds.split("+").count("attention") for op in details.ops)
+    kv = details.kv_bytes_per_position / max(1, kv_layers)
+    deep = details.depths[-1]
+    ops = []
+    for op in details.ops:
+        kinds = op.kinds.split("+")
+        attends = kinds.count("attention")
+        weights = op.bytes - round(attends * kv * (deep.position + 1))
+        told = {"id": op.op, "kinds": kinds, "part": op.part, "bytes": weights, "attends": attends}
+        ops.append(told)
+    tokens, rows, start = [], [], 0.0
+    for index, (depth, spans) in enumerate(zip(details.depths, details.typical, strict=True)):
+        last = max([1e3 * depth.traced_ms, *(begin + spent for _, begin, spent in spans)])
+        tokens.append((index, depth.position, round(1e3 * start), round(1e3 * (start + last))))
+        for op_index, begin, spent in spans:
+            at = round(1e3 * (start + begin))
+            rows.append((index, op_index, at, at + round(1e3 * spent)))
+        start += 1.1 * last  # they were not neighbours
+    line = Timeline(
+        np.array(tokens, np.int64).reshape(-1, 4), np.array(rows, np.int64).reshape(-1, 4)
+    )
+    return chrome_trace(name, {"ops": ops, "kv_bytes": kv}, line, about)
 
 
 def _meta(what: str, track: int, name: str) -> dict[str, Any]:
