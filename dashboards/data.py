@@ -183,6 +183,8 @@ class Case:
     runs: Mapping[str, Run]
     earlier: Mapping[str, Run]
     history: tuple[Run, ...] = ()
+    # Of the model, as its package says; empty for runs of an older version.
+    hyperparameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def stages(self) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from dashboards.data import (
 from engine.records import Event, RecordError
 from harness.store import Store
 from harness.store.crashes import note_of
-from harness.store.models import BoardRow, CampaignRow, CheckRow, CrashRow, RunRow
+from harness.store.models import BoardRow, CampaignRow, CheckRow, CrashRow, ModelRow, RunRow
 from harness.store.owner import is_dead
 from harness.verdicts import Check, Outcome
 
@@ -95,9 +95,18 @@ def load(store: Store) -> Results:
         whole = _whole(session, store.raw_root, kept)
         crashes = _crashes(session)
         sought = reading_searches.load(session)
+        known = {
+            row.hash: row.hyperparameters
+            for row in session.scalars(sa.select(ModelRow))
+            if row.hyperparameters
+        }
     runs = [dataclasses.replace(run, **whole[run.id]) if run.id in whole else run for run in light]
     paged = tuple(run for run in runs if run.id in whole)
-    return Results(cases_of(runs), tuple(campaigns.values()), paged, crashes, sought)
+    cases = tuple(
+        dataclasses.replace(case, hyperparameters=known.get(case.model_hash, {}))
+        for case in cases_of(runs)
+    )
+    return Results(cases, tuple(campaigns.values()), paged, crashes, sought)
 
 
 def _crashes(session: Session) -> tuple[CrashGroup, ...]:

@@ -129,7 +129,9 @@ def key_figure(run: Run) -> str:
         start, end = details["tokens_per_s_start"], details["tokens_per_s_end"]
         return f"{plain.number(start)} → {plain.number(end)} tok/s"
     if run.stage == "profile" and details["bottleneck"] is not None:
-        return f"{details['bottleneck']}, {plain.number(1e3 / details['depths'][-1].token_ms)} tok/s"
+        return (
+            f"{details['bottleneck']}, {plain.number(1e3 / details['depths'][-1].token_ms)} tok/s"
+        )
     if run.stage == "stress" and details["minutes"] is not None:
         ratio = details["sustained_ratio"]
         held = f", × {plain.number(ratio)}" if ratio is not None else ""

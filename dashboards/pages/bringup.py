@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 from dashboards import engines, plain
 from dashboards.charts import Bars, Chart, Heat, Table, bars, heat
 from dashboards.data import STAGE_QUESTIONS, STAGE_TITLES, Case, Run
-from dashboards.pages import stress
+from dashboards.pages import planned, stress
 from dashboards.pages.alignment import MODES, cell_style, layer_columns, ramp, say, worst_of_column
 from dashboards.pages.base import (
     Page,
@@ -64,6 +64,7 @@ def page(case: Case, places: Places) -> Page:
             "ceiling": ceiling(case),
             "physics": _detail(case, "curve", "physics"),
             "memory": memory(case),
+            "plan": planned.section(case),
             "cosines": cosines(case),
             "cosine_legend": ramp("cosine"),
             "top_ops": top_ops(case),

@@ -281,9 +281,7 @@ def meanwhile(d: Details) -> tuple[tuple[str, str], ...]:
     if deep is None:
         return ()
     cores = ", ".join(f"{core}: {100 * busy:.0f} %" for core, busy in d["cores"] or ())
-    accelerators = ", ".join(
-        f"{name} {100 * busy:.0f} %" for name, busy in d["accelerators"] or ()
-    )
+    accelerators = ", ".join(f"{name} {100 * busy:.0f} %" for name, busy in d["accelerators"] or ())
     rows: list[tuple[str, str]] = [
         ("Ran on", str(d["kernels"] or "")),
         ("Read ceiling", str(d["bandwidth_what"] or "")),

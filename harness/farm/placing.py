@@ -143,6 +143,7 @@ def record_model(store: Store, model: PreparedModel) -> None:
         name=model.name,
         scheme=model.scheme,
         source_sha256=model.source_sha256,
+        hyperparameters=model.hyperparameters.to_json(),
         notes=list(model.notes),
         bytes=model.package.stat().st_size,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.verdicts import Outcome
 
+from .profiles import profile_verdict, told
 from .recorder import (
     FAULT,
     HOSTILE,
@@ -26,6 +27,7 @@ __all__ = [
     "accuracy_verdict",
     "curve_verdict",
     "facts",
+    "profile_verdict",
     "record_all",
     "record_passing",
     "record_searches",
@@ -33,4 +35,5 @@ __all__ = [
     "record_unfinished",
     "stress_verdict",
     "tiny_verdict",
+    "told",
 ]

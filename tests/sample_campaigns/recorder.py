@@ -9,6 +9,7 @@ from engine.records import Event
 from harness.store import Store
 from harness.verdicts import Outcome, Verdict, worst
 
+from .profiles import profile_verdict
 from .verdicts import accuracy_verdict, curve_verdict, facts, stress_verdict, tiny_verdict
 
 MODEL = "SmolLM2-135M-Instruct"
@@ -149,6 +150,7 @@ def record_troubled(store: Store) -> None:
     book.run("pi5-03", "accuracy", accuracy_verdict(2), known=known, seconds=80)
     book.run("pi5-03", "curve", curve_verdict(2, jump=True), known=known, seconds=69)
     book.run("pi5-03", "stress", stress_verdict(2, throttle=True), known=known, seconds=1810)
+    book.run("pi5-03", "profile", profile_verdict(2), known=known, seconds=21)
     # A board without clocks, that is otherwise fine.
     book.board("a53-04", host="10.0.0.14", facts=facts(), budget={})
     book.all_pass("a53-04", 4, facts(thermal_zones=[], governor="", cpus=[]), clocks=False)
