@@ -243,7 +243,8 @@ def token_chart(d: Details) -> Chart | None:
     ops: Sequence[ProfiledOp] = d["ops"] or ()
     typical: Sequence[Sequence[tuple[int, float, float]]] = d["typical"] or ()
     spans = [span for span in (typical[-1] if typical else ()) if 0 <= span[0] < len(ops)]
-    if not spans:
+    deep = _deep(d)
+    if not spans or deep is None:
         return None
     x = x_scale(0.0, max(start + spent for _, start, spent in spans) / 1e3)
     panels, top = [], 24.0
@@ -267,7 +268,7 @@ def token_chart(d: Details) -> Chart | None:
         ("op", "unit", "starts at µs", "takes µs"),
         tuple((ops[index].op, ops[index].part, start, spent) for index, start, spent in spans),
     )
-    words = f"one token at {d['depths'][-1].position} positions, {len(spans)} ops on "
+    words = f"one token at {deep.position} positions, {len(spans)} ops on "
     words += f"{len(panels)} units"
     return Chart(
         "token", words, tuple(panels), ticks(x, 8), "ms into the token", top + 18,

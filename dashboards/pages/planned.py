@@ -6,13 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
 from dashboards.charts import Table
 from dashboards.data import Case
 from engine.architectures import Hyperparameters
 from engine.measure.memory import Limits
-from harness.boards.facts import Facts
+from harness.boards.facts import memory_facts
 from harness.inventory import Budget
 from harness.jobs.memory import limits_of
 from harness.planning import Own, Plan, Row, make_plan
@@ -46,13 +44,12 @@ def section(case: Case) -> Section | None:
     context = int(curve.get("context") or min(hp.context, MOST_CONTEXT))
     rate = curve.get("bandwidth_gb_s") or _details(case, "profile").get("bandwidth_gb_s")
     size = curve.get("weight_bytes") or _details(case, "profile").get("weight_bytes")
-    floor = case.board.budget.get("min_tokens_per_s")
     plan = make_plan(
         hp,
         limits,
         context=min(context, hp.context),
         bandwidth_gb_s=rate,
-        floor=float(floor) if isinstance(floor, (int, float)) else None,
+        floor=_number(case.board.budget.get("min_tokens_per_s")),
         own=Own(case.scheme or "as it ran", int(size)) if size else None,
     )
     rows = tuple(_row(row, case, curve, plan) for row in plan.rows)
@@ -98,12 +95,16 @@ def _details(case: Case, stage: str) -> dict[str, Any]:
 
 
 def _limits(case: Case) -> Limits | None:
-    try:
-        facts = Facts.model_validate(dict(case.newest.facts or case.board.facts))
-        limits = limits_of(facts, Budget.model_validate(dict(case.board.budget)))
-    except (ValidationError, ValueError):  # of another version, or never probed
-        return None
+    facts = memory_facts(case.newest.facts or case.board.facts)
+    limits = dataclasses.replace(
+        limits_of(facts, Budget()), budget=_number(case.board.budget.get("memory_mb"))
+    )
     return limits if limits.memory is not None or limits.data is not None else None
+
+
+def _number(value: object) -> float | None:
+    known = isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+    return float(value) if known else None  # type: ignore[arg-type]  # a number by then
 
 
 def _note(plan: Plan) -> str:

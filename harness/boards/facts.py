@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from harness.verdicts import Record
 
@@ -117,6 +117,24 @@ class Facts(Record):
 
     def why_no_python(self) -> str:
         return "; ".join(self.python_refused) or "no python3 on the board's PATH"
+
+
+def memory_facts(told: Mapping[str, object]) -> Facts:
+    """Of stored facts, whatever version wrote them, what they say about memory."""
+
+    def number(name: str) -> int | None:
+        value = told.get(name)
+        known = isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+        return int(value) if known else None  # type: ignore[arg-type]  # a number by then
+
+    limit = told.get("memory_limit")
+    return Facts(
+        machine="",
+        kernel="",
+        memory_mb=number("memory_mb"),
+        available_mb=number("available_mb"),
+        memory_limit=limit if isinstance(limit, str) else "",
+    )
 
 
 def common_features(cpus: Iterable[CpuFacts]) -> tuple[str, ...]:

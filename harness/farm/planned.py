@@ -8,13 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from engine.architectures import Hyperparameters, family_of
 from engine.formats import open_checkpoint
 from engine.formats.checkpoint import FormatError
 from engine.measure.memory import Limits, reserve_of
-from harness.boards.facts import Facts
+from harness.boards.facts import Facts, memory_facts
 from harness.deadline import Deadline
 from harness.errors import HarnessError
 from harness.inventory import Board, Budget, load_farm
@@ -149,13 +147,12 @@ def _entry(name: str, farm: Path, *, required: bool) -> Board | None:
 def _facts(told: Mapping[str, Any] | None, entry: Board | None) -> tuple[Facts, str]:
     """The board's facts and where they are from."""
     if told is not None:
-        try:
-            return Facts.model_validate(told), "told when it was last used"
-        except ValidationError:  # of another version: ask again
-            pass
+        found = memory_facts(told)
+        if found.memory_mb is not None:
+            return found, "told when it was last used"
     if entry is None:
         raise HarnessError(
-            "the stored facts of this board cannot be read",
+            "the store knows nothing about this board's memory",
             remedy="add it to devices.yaml, or give --memory-mb",
         )
     from harness.boards.probe import probe

@@ -68,15 +68,20 @@ def timeline(tokens: Mapping[str, Ints], trace: Ints) -> Timeline:
     place = np.searchsorted(steps[order], trace[:, 0])
     if not len(steps) or (place >= len(steps)).any() or (steps[order][place] != trace[:, 0]).any():
         raise ValueError("the trace has ops of steps that were not timed")
+    if (trace[:, 1] < 0).any() or (trace[:, 3] < trace[:, 2]).any():
+        raise ValueError("the trace has ops without a number, or that end before they begin")
     return Timeline(found, np.concatenate([order[place][:, None], trace[:, 1:]], axis=1))
 
 
 def times_of(tokens: Mapping[str, Ints], line: Timeline, depth: int, ops: int) -> Times:
-    """The times at one depth; the slowest and fastest tokens are left out."""
+    """The times at one depth, of a program of `ops` ops; the slowest and fastest tokens are left
+    out. Raises ValueError where there are no tokens, or ops that the program has not."""
     plain = (tokens["depth"] == depth) & (tokens["traced"] == 0)
     plain_ms = tokens["duration_ns"][plain] / 1e6
     mine = np.flatnonzero(line.tokens[:, 0] == depth)
     spent = (line.tokens[mine, 3] - line.tokens[mine, 2]) / 1e6
+    if not len(mine) or not len(plain_ms) or (line.rows[:, 1] >= ops).any():
+        raise ValueError(f"the trace has no token at depth {depth}, or ops beyond {ops}")
     kept = mine[_middle(spent)]
     inside = np.isin(line.rows[:, 0], kept)
     rows = line.rows[inside]

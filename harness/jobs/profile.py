@@ -12,6 +12,7 @@ import numpy as np
 
 from engine.measure.curve import CHUNK, SHORTEST
 from engine.measure.profile import FEWEST_TOKENS, ROUNDS
+from harness.errors import HarnessError
 from harness.jobs import failures, prompts
 from harness.jobs.base import Plan, StageContext, make_spec
 from harness.jobs.bottleneck import Bottleneck, Evidence, bottleneck
@@ -131,11 +132,19 @@ def details_of(log: RunLog, clocks: str) -> ProfileDetails:
 
 
 def read_times(log: RunLog) -> tuple[Timeline, tuple[Times, ...]]:
-    """The traced tokens, and their times at both depths."""
+    """The traced tokens, and their times at both depths. Raises HarnessError."""
     tokens, trace = log.arrays("tokens"), log.arrays("trace")["rows"]
-    line = timeline(tokens, trace)
     count = len(log.data("program")["ops"])
-    return line, tuple(times_of(tokens, line, depth, count) for depth in (0, 1))
+    try:
+        line = timeline(tokens, trace)
+        return line, tuple(times_of(tokens, line, depth, count) for depth in (0, 1))
+    except ValueError as error:
+        raise HarnessError(
+            str(error),
+            where=f"run {log.run_id}",
+            expected="a trace of the tokens that were timed",
+            remedy="profile the board again",
+        ) from error
 
 
 def op_rows(

@@ -25,6 +25,7 @@ class Told:
     values: Mapping[str, Any]
     series: Mapping[str, Any]
     ready: Mapping[str, Any]
+    run_id: str = "told"
 
     def data(self, name: str) -> Any:
         return self.values[name]
@@ -99,7 +100,10 @@ def told(
         "bandwidth": {"gb_s": ceiling, "what": "the best read found: 4 threads, 4 streams each"},
         "activity": {
             "depths": [{"position": position, **depth_told} for position in DEPTHS],
-            "cores": {**{str(n): 0.03 for n in range(4)}, **{str(n): cpu_busy for n in range(4, 8)}},
+            "cores": {
+                **{str(n): 0.03 for n in range(4)},
+                **{str(n): cpu_busy for n in range(4, 8)},
+            },
             "accelerators": {"fdab0000.npu": 0.0},
             "counters_missing": {
                 name: "this processor does not count it"

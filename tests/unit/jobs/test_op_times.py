@@ -75,6 +75,13 @@ def test_ops_of_a_step_that_was_not_timed_are_refused() -> None:
         timeline(tokens, trace)
 
 
+@pytest.mark.parametrize("row", [(1, -1, 0, 5), (1, 0, 5, 4), (1, 2, 0, 5)])
+def test_ops_that_cannot_be_are_refused(row: tuple[int, int, int, int]) -> None:
+    tokens, trace = recorded([(0, 0, 0, 5), (0, 1, 1, 5)], [row])
+    with pytest.raises(ValueError, match="the trace has"):
+        times_of(tokens, timeline(tokens, trace), 0, 2)
+
+
 def test_the_same_op_of_all_layers_has_one_name() -> None:
     assert [group_of(name) for name in ("L07.attn.qkv", "L123.attn.qkv", "head.logits")] == [
         "attn.qkv",
