@@ -19,6 +19,7 @@ from harness.jobs.base import BringupOptions, StageContext
 from harness.jobs.engines import choose_engine, layout_of
 from harness.jobs.ladder import LADDER
 from harness.jobs.local import run_here
+from harness.jobs.profile import PROFILE
 from harness.jobs.runlog import RunLog
 from harness.verdicts import Outcome, Verdict
 
@@ -26,6 +27,7 @@ Run = Callable[..., tuple[Verdict, RunLog]]
 OPTIONS: dict[str, Any] = {
     "stress_minutes": 0.1,
     "curve_seconds": 3.0,
+    "profile_seconds": 1.0,
     "stress_context": 96,
     "accuracy_tokens": 24,
     "accuracy_positions": 32,
@@ -57,7 +59,7 @@ def run(quantised_model: PreparedModel, library: str, tmp_path: Path) -> Run:
     def make(
         name: str, fault: str | None = None, *, layout: str | None = None, **engine: Any
     ) -> tuple[Verdict, RunLog]:
-        stage = next(stage for stage in [*stages(), LADDER] if stage.name == name)
+        stage = next(stage for stage in [*stages(), LADDER, PROFILE] if stage.name == name)
         board, facts = Board(name="here", virtual={}), Facts(machine="here", kernel="Linux")
         asked = BringupOptions(**{**OPTIONS, "engine": {"unit": "native", **engine}})
         choice = choose_engine(board, facts, asked.engine)
@@ -142,6 +144,30 @@ def test_a_layout_without_fast_kernels_fails_the_speed_by_name(run: Run) -> None
     (check,) = [check for check in verdict.checks if check.outcome == Outcome.FAIL]
     assert check.name == "kernels"
     assert "not interleaved" in check.sentence
+
+
+@pytest.mark.parametrize("executor", ["sync", "async", "compiled"])
+def test_a_profile_adds_up_with_every_executor(executor: str, run: Run) -> None:
+    verdict, _ = run("profile", executor=executor)
+    assert verdict.outcome in (Outcome.PASS, Outcome.WARN), verdict
+    found = verdict.details
+    assert all(op["deep_us"] > 0 for op in found["ops"])
+    for depth, times in zip(found["depths"], ("shallow_us", "deep_us"), strict=True):
+        total = sum(op[times] for op in found["ops"]) / 1e3
+        rest = total - depth["overlap_ms"] + depth["residual_ms"]
+        assert rest == pytest.approx(depth["traced_ms"])
+    head = next(op for op in found["groups"] if op["op"] == "head.logits")
+    assert head["bytes"] > 0 and head["gb_s"] > 0
+    assert sum(op["bytes"] for op in found["ops"]) == pytest.approx(
+        found["depths"][-1]["bytes"], rel=0.02
+    )
+
+
+def test_a_profile_of_slow_kernels_fails_and_names_them(run: Run) -> None:
+    verdict, _ = run("profile", layout="blocked")
+    assert verdict.outcome == Outcome.FAIL
+    assert verdict.details["bottleneck"] == "fallback"
+    assert "slow kernel" in verdict.headline
 
 
 def test_a_cache_of_too_few_bits_is_told_by_its_loss_not_by_an_op(run: Run) -> None:
