@@ -103,8 +103,9 @@ def _limits(case: Case) -> Limits | None:
 
 
 def _number(value: object) -> float | None:
-    known = isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
-    return float(value) if known else None  # type: ignore[arg-type]  # a number by then
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        return None
+    return float(value)
 
 
 def _note(plan: Plan) -> str:

@@ -124,8 +124,9 @@ def memory_facts(told: Mapping[str, object]) -> Facts:
 
     def number(name: str) -> int | None:
         value = told.get(name)
-        known = isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
-        return int(value) if known else None  # type: ignore[arg-type]  # a number by then
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            return None
+        return int(value)
 
     limit = told.get("memory_limit")
     return Facts(
