@@ -96,8 +96,11 @@ def make_plan(
     bandwidth_gb_s: float | None = None,
     floor: float | None = None,
     own: Own | None = None,
+    kv_schemes: Sequence[str] = KV_SCHEMES,
 ) -> Plan:
-    """The table and the choice. What is free right now is no limit here: it changes."""
+    """The table and the choice. What is free right now is no limit here: it changes. The choice is
+    among KV_SCHEMES, whatever else `kv_schemes` has.
+    """
     bounds = dataclasses.replace(limits, available=None)
     stored = [(scheme.name, weight_bytes(hp, scheme)) for scheme in SCHEMES]
     if own is not None:
@@ -105,7 +108,7 @@ def make_plan(
     rows = tuple(
         _row(hp, bounds, name, size, kv, context, bandwidth_gb_s)
         for name, size in stored
-        for kv in KV_SCHEMES
+        for kv in kv_schemes
     )
     choice, reason = choose(rows, _order(hp, own), floor)
     return Plan(context, bounds, bandwidth_gb_s, floor, rows, choice, reason)

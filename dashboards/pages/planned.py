@@ -10,17 +10,18 @@ from dashboards.charts import Table
 from dashboards.data import Case
 from engine.architectures import Hyperparameters
 from engine.measure.memory import Limits
+from engine.options import KV_SCHEMES as KNOWN_KV
 from harness.boards.facts import memory_facts
 from harness.inventory import Budget
 from harness.jobs.memory import limits_of
-from harness.planning import Own, Plan, Row, make_plan
+from harness.planning import KV_SCHEMES, Own, Plan, Row, make_plan
 from harness.verdicts import Outcome
 
 MOST_CONTEXT = 2048  # of a plan, where no curve tells which one was designed
 _BELIEVED = (Outcome.PASS, Outcome.WARN, Outcome.FAIL)
 COLUMNS = (
-    "weights", "keys and values", "MiB in all", "fits", "longest context", "tok/s at most, start",
-    "tok/s at most, end", "measured, start", "measured, end", "measured MiB",
+    "weights", "KV", "MiB", "fits", "longest context", "≤ tok/s, start", "≤ tok/s, end",
+    "measured MiB", "measured, start", "measured, end",
 )  # fmt: skip
 
 
@@ -44,6 +45,7 @@ def section(case: Case) -> Section | None:
     context = int(curve.get("context") or min(hp.context, MOST_CONTEXT))
     rate = curve.get("bandwidth_gb_s") or _details(case, "profile").get("bandwidth_gb_s")
     size = curve.get("weight_bytes") or _details(case, "profile").get("weight_bytes")
+    ran = _kv(case)
     plan = make_plan(
         hp,
         limits,
@@ -51,6 +53,7 @@ def section(case: Case) -> Section | None:
         bandwidth_gb_s=rate,
         floor=_number(case.board.budget.get("min_tokens_per_s")),
         own=Own(case.scheme or "as it ran", int(size)) if size else None,
+        kv_schemes=tuple(dict.fromkeys((*KV_SCHEMES, *([ran] if ran in KNOWN_KV else ())))),
     )
     rows = tuple(_row(row, case, curve, plan) for row in plan.rows)
     return Section(plan.reason, _note(plan), Table("Plan", COLUMNS, rows))
@@ -61,18 +64,22 @@ def _row(row: Row, case: Case, curve: Mapping[str, Any], plan: Plan) -> tuple[ob
     name = f"{row.weights} (first to try)" if row is plan.choice else row.weights
     measured: tuple[object, ...] = (None, None, None)
     if ran:
-        keys = ("tokens_per_s_start", "tokens_per_s_end", "rss_peak_mb")
-        measured = tuple(curve.get(key) for key in keys)
+        keys = ("rss_peak_mb", "tokens_per_s_start", "tokens_per_s_end")
+        measured = tuple(_rounded(curve.get(key)) for key in keys)
     return (
         name,
         row.kv,
         round(row.need.total, 1),
         "yes" if row.fits else f"no: {row.beyond}",
         row.longest,
-        row.ceiling_start,
-        row.ceiling_end,
+        _rounded(row.ceiling_start),
+        _rounded(row.ceiling_end),
         *measured,
     )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
 
 
 def _kv(case: Case) -> str | None:
@@ -110,7 +117,7 @@ def _number(value: object) -> float | None:
 
 def _note(plan: Plan) -> str:
     memory = plan.limits.memory if plan.limits.memory is not None else plan.limits.data
-    words = f"At {plan.context} positions; the board has {memory:.0f} MiB"
+    words = f"MiB and the end at {plan.context} positions; the board has {memory:.0f} MiB"
     if plan.limits.budget is not None:
         words += f", the budget allows {plan.limits.budget:.0f}"
     if plan.bandwidth_gb_s is None:

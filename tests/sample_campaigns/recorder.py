@@ -15,6 +15,11 @@ from .verdicts import accuracy_verdict, curve_verdict, facts, stress_verdict, ti
 MODEL = "SmolLM2-135M-Instruct"
 SCHEME = "W4A16 (Q4_1)"
 MODEL_HASH = "9c1f" * 16
+HYPERPARAMETERS = {
+    "architecture": "llama", "vocab": 49152, "width": 576, "layers": 30, "heads": 9, "kv_heads": 3,
+    "head_dim": 64, "ffn": 1536, "context": 8192, "rms_eps": 1e-5, "rope": "none",
+    "rope_scale": 1.0, "tied": True, "qkv_bias": False, "output_bias": False, "qk_norm": False,
+}  # fmt: skip
 FAULT = "scale:1.02@L07.ffn.down"
 HOSTILE = "evil<script>document.title='owned'</script>"
 
@@ -101,6 +106,7 @@ def record_passing(store: Store) -> None:
     """One campaign, three boards, everything passes."""
     book = Recorder(store)
     book.campaign("harness", "bringup", "--model", "SmolLM2-135M-Instruct.Q4_1.gguf")
+    store.record_model(MODEL_HASH, name=MODEL, scheme=SCHEME, hyperparameters=HYPERPARAMETERS)
     for seed, name in enumerate(("orin-nano-02", "pi5-03", "rk3588-01"), start=1):
         book.board(name, host=f"{name}.lab", facts=facts())
         book.all_pass(name, seed, facts())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -97,6 +98,15 @@ def test_the_plan_has_what_was_measured_beside_it(
     found = section(case)
     assert found is not None
     assert len(found.table.rows) == 12
+    engine = {"engine": {"kv": "f32"}}
+    ran = dataclasses.replace(
+        case, runs={"curve": dataclasses.replace(case.runs["curve"], engine=engine)}
+    )
+    beside = section(ran)
+    assert beside is not None and len(beside.table.rows) == 16  # f32 is what ran
+    (row_of_run,) = [one for one in beside.table.rows if one[-1] is not None]
+    assert row_of_run[1] == "f32"
+    assert row_of_run[-1] == pytest.approx(curve.details["tokens_per_s_end"], abs=0.06)
     assert any("first to try" in str(row[0]) for row in found.table.rows)
     write_site(load(store), tmp_path / "site")
     text = next((tmp_path / "site").glob("boards/here*/index.html")).read_text()
