@@ -303,6 +303,9 @@ def meanwhile(d: Details) -> tuple[tuple[str, str], ...]:
     for name, value in deep.counters.items():
         words = name.replace("_", " ").capitalize().replace("Llc", "LLC")
         rows.append((f"{words} a token", plain.number(value, 4)))
+    if deep.counters.get("cycles") and "instructions" in deep.counters:
+        pace = deep.counters["instructions"] / deep.counters["cycles"]
+        rows.append(("Instructions a cycle", plain.number(pace)))
     reasons: dict[str, list[str]] = {}
     for name, reason in d["counters_missing"] or ():
         reasons.setdefault(reason, []).append(name.replace("_", " "))

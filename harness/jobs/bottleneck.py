@@ -17,6 +17,7 @@ FROM_A_CACHE = 1.15  # times the read rate: then the bytes come from a cache
 BUSY, IDLE = 0.85, 0.60  # share of the engine's threads, or of an accelerator
 TAKEN = 0.5  # of the time that the engine did not run in which no core was free for it
 LINE_BYTES = 64  # that a miss of the last level reads, on all processors with these counters
+STALLED = 0.5  # instructions a cycle below which cores mostly wait for data
 EXTRA_READS = 1.5  # times what the ops need: their data does not lie as it is read
 
 FALLBACK, DISPATCH, MEMORY, COMPUTE, WAITING, CONTENDED = (
@@ -160,6 +161,13 @@ def _compute(seen: Evidence, idle: tuple[str, float] | None) -> Bottleneck:
             f"{sentence} The last-level cache misses {fetched / needed:.1f}× the bytes that the "
             "ops need.",
             "change the layout: data is fetched more often than it is used",
+        )
+    pace = seen.instructions_per_cycle
+    if pace is not None and pace < STALLED:
+        return Bottleneck(
+            COMPUTE,
+            f"{sentence} Only {pace:.2f} instructions a cycle: the cores mostly wait for data.",
+            "change the layout, so that data is read in the order in which it lies",
         )
     advice = "more cores, a wider instruction set, int8 activations; fewer bytes alone do not help"
     if idle:

@@ -57,6 +57,7 @@ def site(sample: Any, tmp_path_factory: pytest.TempPathFactory) -> Site:
     by_name = {
         "farm": "index.html",
         "bringup": page("pi5-03", "index.html"),
+        "ops": page("pi5-03", "ops.html"),
         "alignment": page("rk3588-01", "alignment.html"),
         "curve": page("pi5-03", "curve.html"),
         "stress": page("pi5-03", "stress.html"),

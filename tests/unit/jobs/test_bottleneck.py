@@ -42,6 +42,8 @@ def seen(**changes: Any) -> Evidence:
         ({"accelerators": {"npu0": 0.95}, "cpu_busy": 0.1}, "compute", "npu0 is 95% busy"),
         ({"accelerators": {"npu0": 0.02}}, "compute", "accelerator npu0 is idle (2%)"),
         ({"llc_misses": 4e6}, "compute", "misses 2.6× the bytes"),
+        ({"instructions_per_cycle": 0.3}, "compute", "Only 0.30 instructions a cycle"),
+        ({"instructions_per_cycle": 2.0}, "compute", "2 threads 98% busy"),
         ({"cpu_busy": None}, "waiting", "Not known"),
         ({"cpu_busy": None, "ceiling_gb_s": None}, "waiting", "nor how fast it reads memory"),
     ],
