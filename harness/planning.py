@@ -190,6 +190,17 @@ def parameters(hp: Hyperparameters) -> int:
     return sum(count for _, count in matrices(hp)) + vectors(hp)
 
 
+def beyond_ceiling(plan: Plan, weights: str, tokens_per_s: float | None) -> str:
+    """What to say of a speed on an empty cache that is above its own ceiling; "" of another."""
+    tops = [row.ceiling_start for row in plan.rows if row.weights == weights]
+    if not tokens_per_s or not tops or tops[0] is None or tokens_per_s <= tops[0]:
+        return ""
+    return (
+        f"Measured {tokens_per_s:.1f} tokens/s are above the ceiling: the read rate was measured "
+        "while something else used the board, or the weights lie in a cache."
+    )
+
+
 # --- which one first -------------------------------------------------------------------------
 
 

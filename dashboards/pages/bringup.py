@@ -63,6 +63,7 @@ def page(case: Case, places: Places) -> Page:
             "blocked": blocked_after(case, trouble) if trouble else (),
             "ceiling": ceiling(case),
             "physics": _detail(case, "curve", "physics"),
+            "bottleneck": _detail(case, "profile", "sentence"),
             "memory": memory(case),
             "plan": planned.section(case),
             "cosines": cosines(case),

@@ -14,7 +14,7 @@ from engine.options import KV_SCHEMES as KNOWN_KV
 from harness.boards.facts import memory_facts
 from harness.inventory import Budget
 from harness.jobs.memory import limits_of
-from harness.planning import KV_SCHEMES, Own, Plan, Row, make_plan
+from harness.planning import KV_SCHEMES, Own, Plan, Row, beyond_ceiling, make_plan
 from harness.verdicts import Outcome
 
 MOST_CONTEXT = 2048  # of a plan, where no curve tells which one was designed
@@ -56,7 +56,9 @@ def section(case: Case) -> Section | None:
         kv_schemes=tuple(dict.fromkeys((*KV_SCHEMES, *([ran] if ran in KNOWN_KV else ())))),
     )
     rows = tuple(_row(row, case, curve, plan) for row in plan.rows)
-    return Section(plan.reason, _note(plan), Table("Plan", COLUMNS, rows))
+    above = beyond_ceiling(plan, case.scheme or "as it ran", curve.get("tokens_per_s_start"))
+    note = f"{_note(plan)} {above}".rstrip()
+    return Section(plan.reason, note, Table("Plan", COLUMNS, rows))
 
 
 def _row(row: Row, case: Case, curve: Mapping[str, Any], plan: Plan) -> tuple[object, ...]:

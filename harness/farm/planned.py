@@ -17,7 +17,7 @@ from harness.deadline import Deadline
 from harness.errors import HarnessError
 from harness.inventory import Board, Budget, load_farm
 from harness.jobs.memory import limits_of
-from harness.planning import Own, Plan, Row
+from harness.planning import Own, Plan, Row, beyond_ceiling
 from harness.store.measured import bandwidth_of, curve_of, facts_of
 
 if TYPE_CHECKING:
@@ -200,6 +200,9 @@ def report(model: str, known: Known, plan: Plan) -> Iterator[str]:
         yield f"  budget     at least {known.floor:g} tokens/s at the end of the context"
     if known.measured:
         yield f"  measured   {_measured_words(known.measured)}"
+        above = beyond_ceiling(plan, plan.rows[0].weights, known.measured.get("tokens_per_s_start"))
+        if above:
+            yield f"             {above}"
     yield ""
     yield from table(plan)
 

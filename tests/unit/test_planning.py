@@ -11,7 +11,7 @@ from engine.architectures import Hyperparameters
 from engine.formats.synthetic import SyntheticCheckpoint
 from engine.measure.memory import Limits
 from engine.package import Package, build_package
-from harness.planning import REACHED, SCHEMES, Own, Plan, make_plan, weight_bytes
+from harness.planning import REACHED, SCHEMES, Own, Plan, beyond_ceiling, make_plan, weight_bytes
 
 # Of SmolLM2-135M.
 HP = Hyperparameters(
@@ -116,6 +116,15 @@ def test_a_speed_that_the_budget_asks_for_moves_the_choice() -> None:
     assert hopeless.choice is not None and "expect too little" in hopeless.reason
     unknown = plan(floor=1000.0, bandwidth_gb_s=None)
     assert unknown.choice is not None and "not known" in unknown.reason
+
+
+def test_a_speed_above_its_ceiling_is_not_left_unsaid() -> None:
+    found = plan()
+    top = found.rows[0].ceiling_start or 0.0
+    assert "above the ceiling" in beyond_ceiling(found, "F16 file", 1.01 * top)
+    assert beyond_ceiling(found, "F16 file", 0.99 * top) == ""
+    assert beyond_ceiling(found, "F16 file", None) == ""
+    assert beyond_ceiling(plan(bandwidth_gb_s=None), "F16 file", top) == ""
 
 
 def test_bytes_follow_the_models_own_shapes() -> None:

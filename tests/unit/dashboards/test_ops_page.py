@@ -56,7 +56,7 @@ def test_the_page_names_the_limit_and_links_a_trace_that_is_there(troubled_site:
     assert {"L00.attn.mix", "head.logits", "process_name", "thread_name"} <= names
     assert trace["otherData"]["board"] == "pi5-03"
     bringup = (page.parent / "index.html").read_text()
-    assert "ops.html" in bringup
+    assert "Memory bound: a token reads" in bringup and 'ops.html">Ops page</a>' in bringup
 
 
 def test_every_chart_has_its_table(troubled_site: Path) -> None:
