@@ -70,14 +70,14 @@ class Hunted:
 def hunted(name: str, *, tokens: int = NEW_TOKENS, repeats: int = REPEATS) -> Hunted:
     """What `--what` names. Raises HarnessError for anything else: a test is no job."""
     kinds = {
-        CRASH: Hunted(CRASH, lambda context: _generation(context, tokens, 2), _show_crash),
+        CRASH: Hunted(CRASH, lambda context: generation(context, tokens, 2), _show_crash),
         ACCURACY_NAME: Hunted(ACCURACY_NAME, ACCURACY.plan, _show_accuracy),
         TPOT: Hunted(
-            TPOT, lambda context: _generation(context, tokens, repeats + 1), _show_tpot, "s"
+            TPOT, lambda context: generation(context, tokens, repeats + 1), _show_tpot, "s"
         ),
         # The allocator rounds the same way each time: little differs between visits.
         RSS: Hunted(
-            RSS, lambda context: _generation(context, tokens, 2), _show_rss, "MiB", 0.002, 0.005
+            RSS, lambda context: generation(context, tokens, 2), _show_rss, "MiB", 0.002, 0.005
         ),
     }
     if name not in kinds:
@@ -91,14 +91,33 @@ def hunted(name: str, *, tokens: int = NEW_TOKENS, repeats: int = REPEATS) -> Hu
 # --- what runs ---------------------------------------------------------------------------------
 
 
-def _generation(context: StageContext, tokens: int, count: int) -> Plan:
+def generation(
+    context: StageContext,
+    tokens: int,
+    count: int,
+    *,
+    prompt: int = PROMPT,
+    deadline_s: float = DEADLINE_S,
+    stall_s: float = STALL_S,
+    sample_period_s: float = 1.0,
+) -> Plan:
+    """The same `tokens` new tokens after a prompt of so many, `count` times, each on an empty
+    cache. The prompt is cut to leave room for them in the model's context."""
     most = context.model.hyperparameters.context
-    prompt = [int(token) for token in prompts.text_tokens(context.model, PROMPT)][: most // 2]
-    case = {"prompt": prompt, "max_new": min(tokens, most - len(prompt)), "sampling": {}}
+    room = max(most // 2, most - tokens)
+    ids = [int(token) for token in prompts.text_tokens(context.model, prompt)][:room]
+    case = {"prompt": ids, "max_new": min(tokens, most - len(ids)), "sampling": {}}
     parameters: dict[str, object] = {
-        "cases": [case] * count, "context": min(most, len(prompt) + tokens),
+        "cases": [case] * count, "context": min(most, len(ids) + tokens),
     }  # fmt: skip
-    spec = make_spec(context, "generate", parameters, deadline_s=DEADLINE_S, stall_s=STALL_S)
+    spec = make_spec(
+        context,
+        "generate",
+        parameters,
+        deadline_s=deadline_s,
+        stall_s=stall_s,
+        sample_period_s=sample_period_s,
+    )
     return Plan(spec, None, 10.0)
 
 
@@ -133,12 +152,8 @@ def _show_tpot(context: StageContext, log: RunLog) -> Shown:
     found = broken(context, log, TPOT) or _throttled(context, log)
     if found is not None:
         return found
-    turns = [turn for case in log.all_data("case") for turn in case][1:]
-    values = [
-        (turn["times_s"][-1] - turn["times_s"][0]) / (len(turn["times_s"]) - 1)
-        for turn in turns
-        if len(turn["times_s"]) > 1
-    ]
+    turns = counted_turns(log)
+    values = tpots_s(turns)
     if not values:
         return Shown(Result.OTHER, "no token was timed", untestable="no token was timed")
     text = ",".join(str(token) for turn in turns for token in turn["tokens"])
@@ -150,14 +165,34 @@ def _show_rss(context: StageContext, log: RunLog) -> Shown:
     found = broken(context, log, RSS)
     if found is not None:
         return found
+    peak = peak_rss_mb(log)
+    if peak is None:
+        return Shown(Result.OTHER, "no peak", untestable="the run told no peak of its memory")
+    return Shown(Result.PASS, values=(peak,))
+
+
+def counted_turns(log: RunLog) -> list[dict[str, Any]]:
+    """The generations of a `generation` that count: the first one warms up."""
+    return [turn for case in log.all_data("case") for turn in case][1:]
+
+
+def tpots_s(turns: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Seconds per token after the first, of each turn that has any."""
+    return [
+        (turn["times_s"][-1] - turn["times_s"][0]) / (len(turn["times_s"]) - 1)
+        for turn in turns
+        if len(turn["times_s"]) > 1
+    ]
+
+
+def peak_rss_mb(log: RunLog) -> float | None:
+    """The most that a process of the run had in memory, MiB; None where none told."""
     peaks = [
         float(data["rusage"]["max_rss_mb"])
         for data in log.exits
         if isinstance(data.get("rusage"), dict) and data["rusage"].get("max_rss_mb")
     ]
-    if not peaks:
-        return Shown(Result.OTHER, "no peak", untestable="the run told no peak of its memory")
-    return Shown(Result.PASS, values=(max(peaks),))
+    return max(peaks, default=None)
 
 
 def broken(context: StageContext, log: RunLog, stage: str) -> Shown | None:

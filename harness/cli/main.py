@@ -26,6 +26,9 @@ NOUNS = {
     "align": Noun(
         "harness.cli.align", "Compare every op with the reference, and name the first bad one."
     ),
+    "compare": Noun(
+        "harness.cli.compare", "Is B better than A on this board? In turns, with a verdict."
+    ),
     "threads": Noun(
         "harness.cli.threads", "Measure in how many threads and on which cores boards are fastest."
     ),
@@ -70,6 +73,7 @@ Bring a model up
   harness threads --board rk3588-01         how many threads, on which cores
   harness plan --board rk3588-01 --model model.gguf   does it fit, how fast at most
   harness profile --board rk3588-01         what limits it; --trace FILE opens in Perfetto
+  harness compare kv=f16 kv=int8 --board rk3588-01   is B better than A?
   harness nightly --tag nightly             every board, and what changed since last night
 
 \b

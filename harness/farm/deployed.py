@@ -55,10 +55,12 @@ class Deployed:
         sanitize: str | None = None,
         sources: Path | None = None,
         layouts: Sequence[str] = (),
+        others: Sequence[PreparedModel] = (),
     ) -> None:
         """`packed` is the model in any layout; `asked` what is asked of the engine for all boards;
         `layouts` are those in which the model is put there too, beside the engine's own.
         `sanitize` ("address", "thread", "undefined") deploys a build that finds such faults.
+        `others` are models that are put there as well, in the same layouts.
         `sources` is the folder of another engine than this checkout's; after a change of it,
         `renew` puts that one in place.
 
@@ -68,7 +70,7 @@ class Deployed:
         self.sources = sources
         self._packed, self._asked, self.store = packed, asked, store
         self._sanitize = sanitize
-        self._layouts = layouts
+        self._layouts, self._others = layouts, others
         self._session: BoardSession | None = None
         self._placed: Placed | None = None
         self.stale = False  # True: the board was reset, and what was put there may be gone
@@ -99,8 +101,12 @@ class Deployed:
     @property
     def engine(self) -> EngineChoice:
         """How the engine runs on this board unless a test says otherwise."""
+        return self.engine_asked(self._asked)
+
+    def engine_asked(self, asked: Engine) -> EngineChoice:
+        """How it runs when this is asked of it; whether there is native code was decided before."""
         return choose_engine(
-            self.board, self.facts, self._asked, why_not_native=self._there.why_not_native
+            self.board, self.facts, asked, why_not_native=self._there.why_not_native
         )
 
     @property
@@ -147,7 +153,12 @@ class Deployed:
         def chosen(facts: Facts, why_not_native: str | None) -> Sequence[PreparedModel]:
             engine = choose_engine(self.board, facts, self._asked, why_not_native=why_not_native)
             self.model = in_layout(self._packed, layout_of(engine.options.unit))
-            return [self.model, *(self.in_layout(layout) for layout in self._layouts)]
+            wanted = dict.fromkeys((layout_of(engine.options.unit), *self._layouts))
+            return [
+                in_layout(model, layout)
+                for model in (self._packed, *self._others)
+                for layout in wanted
+            ]
 
         def tell(text: str, share: float | None) -> None:
             done = "" if share is None else f" {share:.0%}"

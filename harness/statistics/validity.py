@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 MIN_SAMPLES = 30
 MAX_SPREAD = 0.05
+MAX_OFFSET = 0.01  # of one arm's clock against the other's
+START_WINDOW_C = 5.0  # between the starts of two runs that are compared
 
 VALID, UNKNOWN, INVALID = "valid", "unknown", "invalid"
 
@@ -60,3 +62,51 @@ def clock_gate(clocks_mhz: npt.ArrayLike) -> Validity:
     return Validity(
         VALID, f"the clock held {median:.0f} MHz within {spread:.1%}", n, spread, median
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """How a board was when a run began. None: it did not say."""
+
+    boot_id: str | None
+    temperature_c: float | None
+
+
+def pair_gate(a: Start, b: Start) -> Validity:
+    """Judges whether two runs began alike: in one boot, and within 5 °C of each other.
+
+    A board that restarted between them, or that one of them found hot, gives no pair.
+    """
+    if a.boot_id is not None and b.boot_id is not None and a.boot_id != b.boot_id:
+        return Validity(INVALID, "the board was restarted between the two")
+    if a.temperature_c is None or b.temperature_c is None:
+        return Validity(UNKNOWN, "the board shows no temperature")
+    apart = abs(a.temperature_c - b.temperature_c)
+    told = f"began at {a.temperature_c:.0f} °C and {b.temperature_c:.0f} °C"
+    if apart > START_WINDOW_C:
+        return Validity(INVALID, f"{told}, at most {START_WINDOW_C:.0f} °C apart may be compared")
+    return Validity(VALID, told)
+
+
+def arms_gate(a_mhz: npt.ArrayLike, b_mhz: npt.ArrayLike) -> Validity:
+    """Judges the busy clocks of all runs of A (N,) and of B (M,): each by `clock_gate`, and their
+    medians within 1 % of each other. `median_mhz` is that of A.
+
+    Interleaved runs share what the board does on its own; clocks that differ by arm are a cause of
+    their own, and no verdict about the engine may rest on them.
+    """
+    gates = {"A": clock_gate(a_mhz), "B": clock_gate(b_mhz)}
+    for letter, gate in gates.items():
+        if gate.state == INVALID:
+            return dataclasses.replace(gate, reason=f"{letter}: {gate.reason}")
+    if any(gate.state == UNKNOWN for gate in gates.values()):
+        return next(gate for gate in gates.values() if gate.state == UNKNOWN)
+    middle_a, middle_b = (float(gate.median_mhz or 0.0) for gate in gates.values())
+    offset = middle_b / middle_a - 1
+    samples = sum(gate.samples for gate in gates.values())
+    spread = max(float(gate.spread or 0.0) for gate in gates.values())
+    told = f"A ran at {middle_a:.0f} MHz, B at {middle_b:.0f} MHz ({offset:+.1%})"
+    if abs(offset) > MAX_OFFSET:
+        reason = f"{told}, at most {MAX_OFFSET:.0%} apart may be compared"
+        return Validity(INVALID, reason, samples, spread, middle_a)
+    return Validity(VALID, told, samples, spread, middle_a)
