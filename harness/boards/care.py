@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # What is journalled.
 REBOOT, POWER, HEALTH = "reboot", "power", "health"
 QUARANTINE, RELEASE = "quarantine", "release"
+EVENT = "event"  # declared by a person: from here on the board's numbers are new ones
 HARNESS = "the harness"
 
 

@@ -35,6 +35,7 @@ from harness.errors import HarnessError
 from harness.farm.timer import NAME
 
 if TYPE_CHECKING:
+    from harness.deploy.models import PreparedModel
     from harness.farm.nightly import Report
     from harness.inventory import Board
     from harness.jobs.base import BringupOptions, Stage
@@ -89,6 +90,13 @@ def nightly(
             "is takes part."
         ),
     ] = True,
+    confirm: Annotated[
+        bool,
+        typer.Option(
+            help="Settle what looks worse than the nights before: an A/B of the last good engine "
+            "against tonight's on that board, some 15 minutes each."
+        ),
+    ] = True,
     resume: ResumeOption = False,
     as_json: JsonOption = False,
     install: Annotated[
@@ -111,9 +119,9 @@ def nightly(
     night, and tell people.
 
     Boards are taken in random order, each for itself: a sick one is named and costs the others
-    nothing. Each night measures anew; --resume goes on with one that was stopped or killed. A
-    speed counts as changed when it differs by more than the nights before do, of which there must
-    be four alike.
+    nothing. Each night measures anew; --resume goes on with one that was stopped or killed. What
+    is worse than five nights alike is a suspect, and counts only when an A/B of the last good
+    engine against tonight's confirms it: see `harness results alerts`.
 
     The timer's service reads HARNESS_NOTIFY_URL, and any password, from
     ~/.config/decode-harness/NAME.env; neither is ever written into a unit or a result.
@@ -168,11 +176,13 @@ def nightly(
             }
         )
         words += [] if recheck else ["--no-recheck"]
+        words += [] if confirm else ["--no-confirm"]
         _install(timer, farm, words, at, dry_run=dry_run)
         return
     told = _night(
-        boards, model, options, stages, notify, recheck=recheck, resume=resume, as_json=as_json
-    )
+        boards, model, options, stages, notify, recheck=recheck, confirm=confirm, resume=resume,
+        as_json=as_json,
+    )  # fmt: skip
     raise typer.Exit(told.exit_code)
 
 
@@ -184,15 +194,18 @@ def _night(
     when: Notify,
     *,
     recheck: bool,
+    confirm: bool,
     resume: bool,
     as_json: bool,
 ) -> Report:
+    from harness.deploy.kept import keep
     from harness.farm.nightly import report
     from harness.farm.notify import trouble
     from harness.farm.selection import check_context
-    from harness.farm.since import KIND
+    from harness.farm.series import KIND
     from harness.jobs.engines import likely_layout
     from harness.store import Store
+    from harness.store.alerts import Alerts
 
     # Else a night would keep what a killed one had judged the night before.
     mode = which(resume, not resume)
@@ -206,7 +219,11 @@ def _night(
         with Store.open() as store:
             if recheck:
                 _recheck(boards, store)
+            build = keep()  # a later night may have to be compared with this engine
             result = run(boards, prepared, options, stages, store, resume=mode, kind=KIND)
+            Alerts(store).record_build(result.id, build)
+            if confirm and not result.interrupted:
+                _confirm(boards, prepared, options, store, result.id)
             told = report(store, result, time.monotonic() - began)
     except HarnessError as error:
         _tell(f"nightly: not run on {len(boards)} boards", [str(error)])
@@ -220,6 +237,41 @@ def _night(
     if when is Notify.ALWAYS or told.exit_code or (when is Notify.CHANGES and changed):
         _tell(told.title, told.lines())
     return told
+
+
+def _confirm(
+    boards: Sequence[Board],
+    model: PreparedModel,
+    options: BringupOptions,
+    store: Store,
+    campaign: str,
+) -> None:
+    """Settles what is worse than the nights before; the ledger keeps what became of it."""
+    from harness.cli.care import check
+    from harness.farm.confirming import BoardAb, settle
+    from harness.farm.series import tonight
+    from harness.farm.stopping import stop_on_signal
+
+    nights = tonight(store, campaign)
+    if not any(night.suspects for night in nights):
+        return
+    named = {board.name: board for board in boards}
+
+    def note(text: str) -> None:
+        say(visible(text))
+
+    well: dict[str, bool] = {}
+    for night in nights:  # before the A/Bs, and one after the other: each is a campaign
+        if night.suspects and night.together.shifted and night.board in named:
+            note(f"{night.board}: {night.together.share:.0%} of its series moved: is it well?")
+            found = check([named[night.board]], store).results.get(night.board, {})
+            outcomes = [item.outcome for item in found.values()]
+            if outcomes:
+                well[night.board] = all(one.lets_next_stage_run for one in outcomes)
+    with stop_on_signal(note) as stop:
+        command = ["harness", *sys.argv[1:]]
+        ab = BoardAb(boards, model, options.engine, store, command, note, stop.is_set)
+        settle(nights, campaign, store, ab, well.get, note)
 
 
 def _recheck(boards: Sequence[Board], store: Store) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli import ledger
 from harness.cli.output import emit_json, guard, say, visible
 from harness.errors import HarnessError
 from harness.verdicts import Outcome
@@ -148,6 +149,10 @@ def export(
     else:
         unit = table if rows != 1 else table.removesuffix("s")
         say(f"{rows} {unit} {'on stdout' if on_stdout else f'in {path}'}")
+
+
+app.command("event")(ledger.event)
+app.command("alerts")(ledger.alerts)
 
 
 def open_existing(target: str | None) -> Store:

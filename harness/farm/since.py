@@ -3,21 +3,24 @@
 A night is a campaign of the kind "nightly". A board's last night is the newest earlier one that it
 took part in: farms may have several timers, each for some boards.
 
-One night's speed is compared with the nights before it, not with the repetitions within it: those
-share the board's temperature, its clocks and where its memory happened to lie. Whether it differs
-is asked of `harness.statistics.changes`: a step that tonight alone stands behind has to be as
-sure as any other.
+One night's numbers are compared with the nights before it, not with the repetitions within it:
+those share the board's temperature, its clocks and where its memory happened to lie. Which of them
+differ is the screen's word (harness.farm.series), what became of it the ledger's
+(harness.farm.confirming): only what an A/B confirmed counts as slower.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from harness.farm import series
 from harness.farm.results import ABANDONED, INTERRUPTED
+from harness.farm.series import KIND, METRIC
+from harness.statistics.nights import LEAST_NIGHTS
+from harness.statistics.policy import Decided
+from harness.store.alerts import Alerts
 from harness.verdicts import Outcome
 
 if TYPE_CHECKING:
@@ -25,26 +28,15 @@ if TYPE_CHECKING:
 
     from harness.store import Store
 
-KIND = "nightly"  # of campaigns
-NIGHTS = 30  # that are looked back at
-FEWEST_NIGHTS = 5  # tonight's included: with fewer nobody knows what nights differ by
-ROUNDING = 0.002  # of a speed: a difference that is none, however steady the nights were
+NIGHTS = 30  # whose outcomes are looked back at
 GOOD = (Outcome.PASS.value, Outcome.WARN.value)
-
-
-@dataclasses.dataclass(frozen=True)
-class Metric:
-    """A check that holds a speed. `better`: +1 where more is better, −1 where less is."""
-
-    check: str
-    words: str
-    better: int
-
-
-METRICS = (
-    Metric("tokens_per_s_at_end", "tokens/s at the end of the context", +1),
-    Metric("ttft_s", "seconds to the first token", -1),
-)
+SAID = {
+    Decided.CONFIRMED: "worse, confirmed",
+    Decided.REFUTED: "suspected, refuted",
+    Decided.ENVIRONMENT: "environment",
+    Decided.BOARD: "the board",
+    Decided.UNDECIDED: "suspected",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +62,11 @@ class Flip:
 
 @dataclasses.dataclass(frozen=True)
 class Shift:
-    """A speed that differs from the `nights` before by more than they differ among each other."""
+    """A number that differs from the `nights` before by more than they differ among each other.
+
+    Values are in the metric's unit. `decided` is what became of a worse one, "" of one that nobody
+    looked into; `told` says how that was decided.
+    """
 
     board: str
     stage: str
@@ -78,15 +74,22 @@ class Shift:
     before: float  # the level of the nights before
     now: float
     nights: int
-    slower: bool
+    worse: bool
+    decided: str = ""
+    told: str = ""
+
+    @property
+    def confirmed(self) -> bool:
+        return self.decided == Decided.CONFIRMED
 
     def __str__(self) -> str:
-        words = next(item.words for item in METRICS if item.check == self.metric)
-        change = f"{self.before:.4g} → {self.now:.4g} ({self.now / self.before - 1:+.1%})"
-        return (
-            f"{self.board} {self.stage}: {words} {change}, more than the {self.nights} nights "
-            "before differ by"
-        )
+        metric = METRIC[self.metric]
+        change = f"{self.before:.4g} → {self.now:.4g} {metric.unit}"
+        change = f"{change} ({self.now / self.before - 1:+.1%})"
+        text = f"{self.board} {self.stage}: {metric.words} {change}"
+        if self.told:
+            return f"{text}; {self.told}"
+        return f"{text}, more than the {self.nights} nights before differ by"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,10 +102,12 @@ class Changes:
     new: tuple[str, ...]  # boards that no night before had
     absent: tuple[str, ...]  # boards that last night had and this one was not asked for
     untold: tuple[str, ...]  # boards with too few nights behind them to tell a change of speed
+    noisier: tuple[str, ...] = ()  # sentences, of boards whose nights scatter more than they did
 
     @property
     def slower(self) -> tuple[Shift, ...]:
-        return tuple(shift for shift in self.shifts if shift.slower)
+        """What an A/B confirmed: slower, or more memory, or further from the reference."""
+        return tuple(shift for shift in self.shifts if shift.confirmed)
 
     def lines(self) -> list[str]:
         """For people, the worst first."""
@@ -112,13 +117,17 @@ class Changes:
         for direction in ("worse", "other", "better"):
             name = {"other": "otherwise"}.get(direction, direction)
             told += [f"  {name}: {flip}" for flip in self.flips if flip.direction == direction]
-        told += [f"  slower: {shift}" for shift in self.shifts if shift.slower]
-        told += [f"  faster: {shift}" for shift in self.shifts if not shift.slower]
+        for shift in sorted(self.shifts, key=lambda one: not one.confirmed):
+            name = (
+                "better" if not shift.worse else SAID[Decided(shift.decided or Decided.UNDECIDED)]
+            )
+            told.append(f"  {name}: {shift}")
+        told += [f"  noisier: {text}" for text in self.noisier]
         told += [f"  new: {name}" for name in self.new]
         told += [f"  not asked tonight: {name}" for name in self.absent]
         if self.untold:
             told.append(
-                f"  speed not compared, under {FEWEST_NIGHTS} nights alike: "
+                f"  speed not compared, under {LEAST_NIGHTS} nights alike before this one: "
                 + ", ".join(self.untold)
             )
         head = f"since last night ({self.since.astimezone():%Y-%m-%d %H:%M})"
@@ -130,7 +139,8 @@ class Changes:
             "flips": [
                 {**dataclasses.asdict(flip), "direction": flip.direction} for flip in self.flips
             ],
-            "speeds": [dataclasses.asdict(shift) for shift in self.shifts],
+            "shifts": [dataclasses.asdict(shift) for shift in self.shifts],
+            "noisier": list(self.noisier),
             "new_boards": list(self.new),
             "absent_boards": list(self.absent),
             "too_few_nights": list(self.untold),
@@ -155,7 +165,7 @@ def changes(store: Store, campaign_id: str) -> Changes:
         before = before[before["campaign_id"] == before["campaign_id"].iloc[-1]]
         compared.append(before["campaign_at"].iloc[-1])
         flips += _flips(before, rows)
-    shifts, untold = _shifts(store, earlier, tonight)
+    shifts, untold, noisier = _shifts(store, campaign_id)
     absent: set[str] = set()
     if compared:
         newest = earlier[earlier["campaign_at"] == max(compared)]
@@ -167,6 +177,7 @@ def changes(store: Store, campaign_id: str) -> Changes:
         tuple(new) if compared else (),
         tuple(sorted(absent)),
         tuple(untold) if compared else (),
+        tuple(noisier),
     )
 
 
@@ -196,63 +207,35 @@ def _name(row: Any) -> str:
     return f"{row.outcome} ({row.error_kind})" if row.error_kind else str(row.outcome)
 
 
-def _shifts(
-    store: Store, earlier: pd.DataFrame, tonight: pd.DataFrame
-) -> tuple[list[Shift], list[str]]:
-    """(changes of speed, boards whose nights are too few to tell), over nights that ran alike."""
+def _shifts(store: Store, campaign_id: str) -> tuple[list[Shift], list[str], list[str]]:
+    """(what differs, boards whose nights are too few to tell, what is said of noisy boards)."""
+    decided = {alert.series: alert for alert in Alerts(store).all(campaign=campaign_id)}
     found: list[Shift] = []
-    untold: set[str] = set()
-    for metric in METRICS:
-        history = store.frames.history(metric.check)
-        speeds = dict(zip(history["run_id"], history["measured"], strict=True))
-        for row in tonight.itertuples():
-            now = speeds.get(row.run_id)
-            if now is None:
+    untold, noisier = [], []
+    for night in series.tonight(store, campaign_id):
+        if night.untold:
+            untold.append(night.board)
+        if night.noise.grew and night.noise.ratio is not None:
+            noisier.append(
+                f"{night.board}: nights scatter {night.noise.ratio:.1f} times as much as they did; "
+                f"run `harness boards health {night.board}`"
+            )
+        for one in (*night.suspects, *night.improved):
+            look, now = night.looks[one.key], one.points[-1].night.value
+            if look.level is None or now is None:
                 continue
-            before = [
-                speeds[item.run_id]
-                for item in earlier[earlier["board"] == row.board].itertuples()
-                if item.run_id in speeds and _conditions(item) == _conditions(row)
-            ]
-            values = [value for value in (*before, now) if value > 0 and math.isfinite(value)]
-            if len(values) < FEWEST_NIGHTS:
-                untold.add(str(row.board))
-                continue
-            level = level_before(values)
-            if level is not None:
-                slower = (now - level) * metric.better < 0
-                where = str(row.board), str(row.stage), metric.check
-                found.append(Shift(*where, level, now, len(values) - 1, slower))
-    return found, sorted(untold)
-
-
-def _conditions(row: Any) -> tuple[Any, ...]:
-    """What two nights must have alike for their speeds to be compared."""
-    return row.stage, row.model_hash, row.parameters
-
-
-def level_before(values: Sequence[float]) -> float | None:
-    """The level that the last of `values` (n,), all positive, departs from; None where it stays
-    within what the others differ by. They may have had steps of their own."""
-    import numpy as np
-
-    from harness.statistics.changes import MIN_SIDE, Problem, steps_at
-
-    y = np.log(np.asarray(values, np.float64))
-    n = len(y)
-    if n <= MIN_SIDE:
-        return None
-    index = np.arange(n)
-    places = index[MIN_SIDE:]  # the last stands alone behind its step; before one there are three
-    problem = Problem(
-        y=y,
-        base=np.ones((n, 1)),
-        candidates=steps_at(index, places),
-        relative=lambda fit, step: math.exp(fit.coefficients[1 + step]),
-        free=n,
-        noise_floor=ROUNDING,
-    )
-    fit = problem.search()
-    if not fit.places or places[fit.places[-1]] != n - 1:
-        return None
-    return math.exp(float(fit.fitted[n - 2]))
+            alert = decided.get(one.key.hash)
+            found.append(
+                Shift(
+                    night.board,
+                    one.metric.stage,
+                    one.metric.name,
+                    look.level,
+                    now,
+                    look.nights,
+                    bool(look.suspect),
+                    alert.decided if alert is not None else "",
+                    alert.told if alert is not None else "",
+                )
+            )
+    return found, sorted(untold), noisier

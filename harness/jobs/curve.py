@@ -5,7 +5,7 @@ Where does it jump and why, how fast is it at the *end* of the context, and what
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -145,6 +145,7 @@ class CurveStage:
             context=reached,
             tokens_per_s_start=start,
             tokens_per_s_end=end,
+            tokens_per_s_middle=speed_at(points, middle_of),
             end_ratio=end / start,
             ttft_s=ttft_s,
             prefill_tokens_per_s=prefill["tokens_per_s"],
@@ -241,8 +242,14 @@ def read_points(log: RunLog) -> tuple[CurvePoint, ...]:
     return tuple(points)
 
 
+def middle_of(lengths: Iterable[int]) -> int:
+    """The length in the middle of those that were visited."""
+    found = sorted(set(lengths))
+    return found[len(found) // 2]
+
+
 def speed_at(points: Sequence[CurvePoint], which: Any) -> float:
-    """Tokens/s at the shortest or longest length: the median over the sweeps."""
+    """Tokens/s at one length (the shortest, by `min`): the median over the sweeps."""
     length = which(point.length for point in points)
     return 1e3 / float(np.median([point.tpot_ms for point in points if point.length == length]))
 

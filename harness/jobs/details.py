@@ -125,6 +125,7 @@ class CurveDetails(StageDetails):
     rss_peak_mb: float
     memory_mb: dict[str, float]  # weights, kv, temporary, other
     clocks: str  # "valid", "unknown" or the reason why the run is invalid
+    tokens_per_s_middle: float | None = None  # at the median of the lengths
 
 
 class StressTurn(Record):

@@ -332,3 +332,44 @@ class CrashRow(Base):
     remedy: Mapped[str] = mapped_column(Text)
     facts: Mapped[dict[str, Any]]
     reproducer: Mapped[dict[str, Any] | None]
+
+
+class AlertRow(Base):
+    """A suspect of a night and what became of it. `series` names all that its nights have alike,
+    `decided` is a harness.statistics.policy.Decided, `told` says how it was decided. `right`:
+    whether the detector was right, as the A/B or a person says; None while nobody knows."""
+
+    __tablename__ = "alerts"
+    __table_args__ = (Index(None, "board", "series"), Index(None, "campaign_id"))
+
+    id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    detector: Mapped[str] = mapped_column(String(50))
+    board: Mapped[str] = mapped_column(String(200))
+    stage: Mapped[str] = mapped_column(String(50))
+    metric: Mapped[str] = mapped_column(String(100))
+    series: Mapped[str] = mapped_column(String(64))
+    campaign_id: Mapped[str] = mapped_column(String(36))
+    run_id: Mapped[str] = mapped_column(String(36))
+    night: Mapped[datetime.datetime]
+    before: Mapped[float | None]
+    now: Mapped[float | None]
+    shift: Mapped[float | None]
+    p: Mapped[float | None]
+    nights: Mapped[int]
+    good_build: Mapped[str | None] = mapped_column(String(64))
+    build: Mapped[str | None] = mapped_column(String(64))
+    decided: Mapped[str] = mapped_column(String(50))
+    told: Mapped[str] = mapped_column(Text)
+    search_id: Mapped[str | None] = mapped_column(String(36))  # of the A/B
+    right: Mapped[bool | None]
+
+
+class BuildRow(Base):
+    """Which engine a campaign ran: the hash of its sources, Python and C (harness.deploy.kept)."""
+
+    __tablename__ = "builds"
+
+    campaign_id: Mapped[str] = mapped_column(
+        ForeignKey("campaigns.id", ondelete="CASCADE"), primary_key=True
+    )
+    build: Mapped[str] = mapped_column(String(64))

@@ -13,7 +13,7 @@ from harness.farm import board as board_module
 from harness.farm.nightly import report
 from harness.farm.runner import Resume, bringup
 from harness.farm.selection import choose_boards, choose_stages
-from harness.farm.since import KIND
+from harness.farm.series import KIND
 from harness.jobs import lifecycle
 from tests.chaos.expected import FARM, TIMED, claims
 

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from harness.boards.care import EVENT, Care
+from harness.farm.confirming import Ab, settle
 from harness.farm.nightly import report
 from harness.farm.results import CampaignResult, StageResult
-from harness.farm.since import KIND, Changes, changes, level_before
+from harness.farm.series import KIND, all_series, tonight
+from harness.farm.since import Changes, changes
 from harness.store import Store
-from harness.verdicts import Check, Outcome, Verdict
+from harness.store.alerts import Alerts
+from harness.verdicts import Outcome, Verdict
 
 STEADY = (10.0, 10.1, 9.9, 10.05, 9.95)
 
@@ -37,7 +41,9 @@ class Nights:
         kind: str = KIND,
         model: str = "m1",
         parameters: dict[str, int] | None = None,
+        build: str = "",
     ) -> str:
+        """Each with an engine of its own, unless `build` says otherwise."""
         campaign = self.store.begin_campaign(kind, ["harness", "nightly"], {"boards": list(boards)})
         self.results = {}
         for board, stages in boards.items():
@@ -45,6 +51,7 @@ class Nights:
                 for said in text.split(","):
                     self._run(campaign, board, stage, said, speed, model, parameters or {})
         self.store.finish_campaign(campaign, Outcome.PASS)
+        Alerts(self.store).record_build(campaign, build or campaign)
         return campaign
 
     def _run(
@@ -61,13 +68,10 @@ class Nights:
         run = self.store.begin_run(
             campaign_id=campaign, board=board, stage=stage, model_hash=model, parameters=parameters
         )
-        checks = ()
+        details = {}
         if speed is not None and stage == "curve":
-            checks = (
-                Check(name="tokens_per_s_at_end", outcome=Outcome.PASS, measured=speed, limit=None,
-                      unit="tokens/s", sentence="Fast."),
-            )  # fmt: skip
-        verdict = Verdict(outcome=Outcome(outcome), headline=f"{stage} said so", checks=checks)
+            details = {"tokens_per_s_end": speed, "tokens_per_s_start": 2 * STEADY[0]}
+        verdict = Verdict(outcome=Outcome(outcome), headline=f"{stage} said so", details=details)
         self.store.finish_run(run, verdict, error_kind=kind or None)
         self.results.setdefault(board, {})[stage] = StageResult(
             board, stage, verdict, run, error_kind=kind or None
@@ -81,6 +85,10 @@ class Nights:
 @pytest.fixture
 def nights(store: Store) -> Nights:
     return Nights(store)
+
+
+def ask(board: str) -> bool | None:
+    raise AssertionError(f"{board} needs no health check")
 
 
 def told(nights: Nights, before: dict[str, str], now: dict[str, str]) -> Changes:
@@ -150,16 +158,23 @@ def test_a_board_that_was_not_asked_for_is_told(nights: Nights) -> None:
     assert "not asked tonight: b" in "\n".join(found.lines())
 
 
-def test_a_speed_beyond_what_nights_differ_by_is_told_and_is_a_finding(nights: Nights) -> None:
+def test_a_suspect_is_told_and_is_a_finding_once_an_ab_confirms_it(nights: Nights) -> None:
     for speed in STEADY:
         nights.night({"rk": {"curve": "pass"}}, speed=speed)
     last = nights.night({"rk": {"curve": "pass"}}, speed=8.5)
     (shift,) = changes(nights.store, last).shifts
-    assert (shift.board, shift.slower, shift.nights) == ("rk", True, 5)
-    assert shift.before == pytest.approx(10.0, rel=0.01)
+    assert (shift.board, shift.metric, shift.worse, shift.nights) == ("rk", "tpot_end", True, 5)
+    assert shift.before == pytest.approx(100.0, rel=0.01)  # ms
+    code, text = nights.report(last)
+    assert code == 0
+    assert "suspected: rk curve: time per token at the end of the context 100" in text
+    assert "more than the 5 nights before differ by" in text
+    night = tonight(nights.store, last)
+    settle(night, last, nights.store, lambda *_: Ab({"tpot_s": "worse"}, {"tpot_s": "slow"}), ask)
     code, text = nights.report(last)
     assert code == 1
-    assert "slower: rk curve: tokens/s at the end of the context 10 → 8.5 (-15.0%)" in text
+    assert "worse, confirmed: rk curve: time per token at the end of the context" in text
+    assert "1 slower" in text
 
 
 def test_a_speed_within_what_nights_differ_by_is_not_told(nights: Nights) -> None:
@@ -176,28 +191,65 @@ def test_only_nights_with_the_same_model_and_options_are_compared_in_speed(night
     last = nights.night({"rk": {"curve": "pass"}}, speed=5.0, parameters={"context": 2048})
     found = changes(nights.store, last)
     assert (found.shifts, found.untold) == ((), ("rk",))
-    assert "speed not compared, under 5 nights alike: rk" in "\n".join(found.lines())
+    text = "\n".join(found.lines())
+    assert "speed not compared, under 5 nights alike before this one: rk" in text
+
+
+def slow_night(nights: Nights, build: str = "") -> str:
+    for speed in STEADY:
+        nights.night({"rk": {"curve": "pass"}}, speed=speed, build=build)
+    return nights.night({"rk": {"curve": "pass"}}, speed=8.5, build=build)
 
 
 @pytest.mark.parametrize(
-    ("values", "level"),
+    ("ab", "decided", "right", "said"),
     [
-        ([*STEADY, 10.02], None),
-        ([*STEADY, 9.0], 10.0),
-        ([*STEADY, 11.0], 10.0),
-        ([10, 9, 11, 10.5, 9.4, 9.0], None),  # nights that differ as much
-        ([*STEADY, *(value * 0.8 for value in STEADY), 8.02], None),  # the step was earlier
-        ([*STEADY, *(value * 0.8 for value in STEADY), 10.0], 8.0),  # back again
-        ([10.0] * 8, None),
-        ([10.0] * 7 + [10.1], None),  # steady to the last digit, but only 1 %
-        ([10.0, 10.0, 9.0], None),  # too few
+        (Ab({"tpot_s": "worse"}, {"tpot_s": "by 17 %"}, "s1"), "confirmed", True, "by 17 %"),
+        (Ab({"tpot_s": "equivalent"}, {"tpot_s": "="}, "s1"), "refuted", False, "no difference"),
+        (Ab(why="the sources are gone"), "undecided", None, "not decided: the sources are gone"),
     ],
 )
-def test_the_last_night_departs_from_the_level_before_or_does_not(
-    values: list[float], level: float | None
+def test_every_suspect_is_in_the_ledger_with_how_it_was_decided(
+    ab: Ab, decided: str, right: bool | None, said: str, nights: Nights
 ) -> None:
-    found = level_before(values)
-    assert found == (None if level is None else pytest.approx(level, rel=0.02))
+    last = slow_night(nights)
+    settle(tonight(nights.store, last), last, nights.store, lambda *_: ab, ask)
+    (alert,) = Alerts(nights.store).all("rk")
+    assert (alert.decided, alert.right, alert.metric) == (decided, right, "tpot_end")
+    assert said in alert.told
+    assert alert.shift == pytest.approx(10 / 8.5 - 1, rel=0.02)
+    assert (alert.build, alert.campaign_id) == (last, last)
+    (record,) = Alerts(nights.store).records()
+    assert record.precision == (None if right is None else float(right))
+    settled = Alerts(nights.store).settle(alert.id[:6], not right)
+    assert settled.right is not right
+
+
+def test_the_same_engine_is_never_blamed_and_needs_no_ab(nights: Nights) -> None:
+    last = slow_night(nights, build="b" * 64)
+
+    def never(*_: object) -> Ab:
+        raise AssertionError("an engine cannot differ from itself")
+
+    settle(tonight(nights.store, last), last, nights.store, never, ask)
+    (alert,) = Alerts(nights.store).all("rk")
+    assert alert.decided == "board"
+    assert nights.report(last)[0] == 0
+
+
+def test_a_segment_ends_with_a_confirmed_change_or_a_declared_event(nights: Nights) -> None:
+    last = slow_night(nights)
+    worse = Ab({"tpot_s": "worse"}, {"tpot_s": "slow"})
+    settle(tonight(nights.store, last), last, nights.store, lambda *_: worse, ask)
+    (end,) = [one for one in all_series(nights.store) if one.key.metric == "tpot_end"]
+    assert [place for place, _ in end.begins] == [0, 5]
+    assert "an A/B confirms it" in end.begins[1][1]
+    Care(nights.store).note("rk", EVENT, True, "new kernel")
+    for speed in (8.5, 8.4):
+        nights.night({"rk": {"curve": "pass"}}, speed=speed)
+    (end,) = [one for one in all_series(nights.store) if one.key.metric == "tpot_end"]
+    assert [place for place, _ in end.begins] == [0, 5, 6]
+    assert end.begins[2][1] == "new kernel"
 
 
 def test_a_finding_goes_before_trouble_in_the_exit_code(nights: Nights) -> None:

@@ -1,0 +1,247 @@
+"""Suspects of a night, settled: an A/B of the last good engine against tonight's on that board.
+
+Only that alerts. Where the engine is the one that was good, it is the board or what surrounds it;
+where all series of a board moved, its health is checked. Everything is written into the ledger.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from engine.options import EngineOptions
+from harness.compare.arms import Arm
+from harness.compare.measuring import Measure
+from harness.compare.session import Orders, Report, compare_on_board
+from harness.deploy.kept import build_hash, kept
+from harness.errors import HarnessError
+from harness.farm.series import DETECTOR, BoardTonight, Series
+from harness.inventory import Engine
+from harness.jobs.engines import EngineChoice
+from harness.statistics.nights import Environment
+from harness.statistics.policy import Decided, decide, needs_ab
+from harness.statistics.validity import INVALID
+from harness.store.alerts import Alert, Alerts
+
+if TYPE_CHECKING:
+    from harness.deploy.models import PreparedModel
+    from harness.inventory import Board
+    from harness.store import RunRow, Store
+
+SIDE_BY_SIDE = 8  # boards
+REASON = "nightly A/B"
+TOKENS, REPEATS = 32, 2
+PREFILL_S = 30.0  # of one prompt: a deeper one would make the twenty visits take hours
+CHECKED = "its health check"
+
+AbFunction = Callable[["BoardTonight", Sequence[Series]], "Ab"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ab:
+    """What an A/B said: metric of the comparison → verdict. `why` there was none, else ""."""
+
+    verdicts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    sentences: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    search_id: str | None = None
+    why: str = ""
+
+
+def settle(
+    nights: Sequence[BoardTonight],
+    campaign_id: str,
+    store: Store,
+    ab: AbFunction,
+    healthy: Callable[[str], bool | None],
+    note: Callable[[str], None] = lambda text: None,
+) -> list[Alert]:
+    """Decides about every suspect, and writes each into the ledger. `healthy` checks a board; None:
+    it could not be checked. Raises nothing of one board's: another's are settled all the same."""
+    waiting = [night for night in nights if night.suspects]
+    if not waiting:
+        return []
+    with ThreadPoolExecutor(min(SIDE_BY_SIDE, len(waiting)), "confirming") as pool:
+        found = list(pool.map(lambda night: _of_board(night, campaign_id, ab, healthy, note),
+                              waiting))  # fmt: skip
+    ledger = Alerts(store)
+    alerts = [alert for some in found for alert in some]
+    for alert in alerts:
+        ledger.add(alert)
+    return alerts
+
+
+def _of_board(
+    night: BoardTonight,
+    campaign_id: str,
+    ab: AbFunction,
+    healthy: Callable[[str], bool | None],
+    note: Callable[[str], None],
+) -> list[Alert]:
+    suspects = night.suspects
+    asked = [one for one in suspects if needs_ab(night.looks[one.key])]
+    results: dict[tuple[str, str], Ab] = {}
+    for group in {(one.key.model_hash, one.key.parameters) for one in asked}:
+        mine = [one for one in asked if (one.key.model_hash, one.key.parameters) == group]
+        names = ", ".join(one.metric.words for one in mine)
+        note(f"{night.board}: {names}: measuring the last good engine against tonight's")
+        results[group] = ab(night, mine)
+    well = healthy(night.board) if night.together.shifted else None
+    return [
+        _alert(night, one, campaign_id, results.get((one.key.model_hash, one.key.parameters)), well)
+        for one in suspects
+    ]
+
+
+def _alert(
+    night: BoardTonight, one: Series, campaign_id: str, ab: Ab | None, well: bool | None
+) -> Alert:
+    found = night.looks[one.key]
+    tonight = one.points[-1]
+    good = one.points[found.last_good] if found.last_good is not None else None
+    name = one.metric.ab or ""
+    verdict = ab.verdicts.get(name) if ab is not None else None
+    decided = decide(found, night.together, verdict)
+    return Alert(
+        detector=DETECTOR,
+        board=night.board,
+        stage=one.metric.stage,
+        metric=one.metric.name,
+        series=one.key.hash,
+        campaign_id=campaign_id,
+        run_id=tonight.run_id,
+        night=tonight.at,
+        before=found.level,
+        now=tonight.night.value,
+        shift=found.shift,
+        p=found.p,
+        nights=found.nights,
+        good_build=good.night.build if good is not None else None,
+        build=tonight.night.build,
+        decided=decided.value,
+        told=_told(decided, one, night.together, ab, well),
+        search_id=ab.search_id if ab is not None else None,
+        right=decided.right,
+    )
+
+
+def _told(
+    decided: Decided, one: Series, together: Environment, ab: Ab | None, well: bool | None
+) -> str:
+    checked = {True: f"; {CHECKED} passes", False: f"; {CHECKED} fails", None: ""}[well]
+    said = ab.sentences.get(one.metric.ab or "", "") if ab is not None else ""
+    if decided is Decided.CONFIRMED:
+        if ab is None:
+            return "the nights before gave exactly the same, so the engine is to blame"
+        return f"an A/B confirms it: {said}"
+    if decided is Decided.ENVIRONMENT:
+        beside = f"; an A/B sees no difference: {said}" if said else ""
+        return f"{together.share:.0%} of the board's series moved together{beside}{checked}"
+    if decided is Decided.BOARD:
+        return f"the same engine was good: the board changed, or what runs on it{checked}"
+    if decided is Decided.REFUTED:
+        return f"an A/B sees no difference: {said}"
+    why = (ab.why if ab is not None else "") or said or "there was no A/B"
+    return f"not decided: {why}"
+
+
+class BoardAb:
+    """Runs A/Bs on real boards."""
+
+    def __init__(
+        self,
+        boards: Sequence[Board],
+        model: PreparedModel,
+        asked: Engine,
+        store: Store,
+        command: Sequence[str],
+        note: Callable[[str], None],
+        stop: Callable[[], bool],
+    ) -> None:
+        """`model` and `asked` are tonight's."""
+        self._boards = {board.name: board for board in boards}
+        self._model, self._asked, self._store = model, asked, store
+        self._command, self._note, self._stop = command, note, stop
+        self._build = build_hash()
+
+    def __call__(self, night: BoardTonight, suspects: Sequence[Series]) -> Ab:
+        first = suspects[0]
+        look = night.looks[first.key]
+        if look.last_good is None:
+            return Ab(why="no night before it was good")
+        if self._stop():
+            return Ab(why="the night was stopped")
+        good, new = first.points[look.last_good].night.build, first.points[-1].night.build
+        if new != self._build:
+            return Ab(why="the engine was changed since the night ran it")
+        sources = kept(good)
+        if sources is None:
+            return Ab(why=f"the sources of the last good engine ({good[:8]}) are not kept any more")
+        try:
+            report = self._compared(night.board, suspects, sources, good)
+        except HarnessError as error:
+            return Ab(why=str(error))
+        return ab_of(report)
+
+    def _compared(self, board: str, suspects: Sequence[Series], sources: Any, good: str) -> Report:
+        row = self._store.run(suspects[0].points[-1].run_id)
+        own = self._boards[board]
+        choice = choice_of(row)
+        new = Arm("tonight", own, self._asked, self._model, self._build, choice=choice)
+        old = dataclasses.replace(
+            new, title="last good", build=good, sources=sources, source=f"engine {good[:8]}"
+        )
+        arms = {"A": old, "B": new}
+        deciding = tuple(dict.fromkeys(one.metric.ab for one in suspects if one.metric.ab))
+        orders = Orders(measure_for(row, suspects), deciding, reason=REASON)
+        return compare_on_board(
+            arms,
+            orders,
+            self._store,
+            command=self._command,
+            note=lambda text: self._note(f"{board}: {text}"),
+            stop=self._stop,
+        )
+
+
+def ab_of(report: Report) -> Ab:
+    """What an A/B's report says of each metric; an invalid one says nothing."""
+    found = report.judgement
+    if found.verdict == INVALID:
+        return Ab(search_id=report.search_id, why=report.headline)
+    return Ab(
+        {name: one.verdict for name, one in found.metrics.items()},
+        {name: one.sentence for name, one in found.metrics.items()},
+        report.search_id,
+    )
+
+
+def choice_of(row: RunRow) -> EngineChoice | None:
+    """How a run's engine ran, for another to run alike; None where it did not tell."""
+    told = row.engine or {}
+    options = told.get("engine")
+    if not isinstance(options, Mapping):
+        return None
+    cpus = told.get("cpus")
+    pin = tuple(int(cpu) for cpu in cpus) if isinstance(cpus, (list, tuple)) and cpus else None
+    return EngineChoice(EngineOptions.from_mapping(dict(options)), pin)
+
+
+def measure_for(row: RunRow, suspects: Sequence[Series]) -> Measure:
+    """As deep in the context as the suspect that is worst, as far as a prompt takes 30 s; a slower
+    board is compared less deep, where an engine's slowdown shows as well."""
+    details = row.details or {}
+    context = int(details.get("context") or 128)
+    names = {one.metric.name for one in suspects}
+    depth = 128
+    if "tpot_end" in names:
+        depth = context - TOKENS - 1
+    elif "tpot_middle" in names:
+        depth = context // 2
+    elif "tpot_start" in names and "ttft" not in names:
+        depth = 16
+    rate = float(details.get("prefill_tokens_per_s") or 0.0)
+    if rate > 0:
+        depth = min(depth, max(16, int(rate * PREFILL_S)))
+    return Measure(max(1, min(depth, context - TOKENS - 1)), TOKENS, REPEATS)

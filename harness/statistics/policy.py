@@ -1,0 +1,236 @@
+"""What a night's numbers lead to: which are looked into, what an A/B makes of them, what alerts.
+
+A series is one number of one board (smaller is better) over its nights, with model, parameters and
+quantisation the same. Its segment begins with a change that was confirmed or an event that somebody
+declared, and with nothing else: a night that was better, and one that belonged to the environment,
+are no part of the baseline that later nights are held against.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Collection, Mapping, Sequence
+from enum import StrEnum
+
+import numpy as np
+from scipy import stats
+
+from harness.statistics.nights import (
+    LEAST_NIGHTS,
+    MOST_NIGHTS,
+    Environment,
+    environment,
+    noise_floor,
+    screen,
+)
+from harness.statistics.pairs import BETTER, EQUIVALENT, MARGIN, WORSE
+
+IMPROVED_P = 0.005  # seldom enough that a baseline does not lose its good half by chance
+EXACT = 1e-9  # of a log ratio: nights of one engine that computes the same bits
+EXACT_SHIFT = 0.1  # of a loss that is computed exactly: less is another rounding
+PROVEN = 5  # nights of an engine in the baseline: from then on it is not to blame itself
+NOISE_RECENT, NOISE_BEFORE = 12, 20  # nights
+NOISE_P = 1e-4
+NOISE_RATIO = 1.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Night:
+    """`value` None: nothing was measured; `valid` False: it may not be judged (it throttled).
+    `build` names what ran."""
+
+    value: float | None
+    build: str = ""
+    valid: bool = True
+
+    @property
+    def usable(self) -> bool:
+        return (
+            self.valid and self.value is not None and self.value > 0 and math.isfinite(self.value)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """One series tonight. `suspect` None: it cannot be told. `shift` is tonight over the baseline
+    minus 1, positive is worse; `last_good` the place of the night of the baseline whose engine
+    tonight's is compared with, `same_build` that it is the same."""
+
+    suspect: bool | None
+    improved: bool
+    shift: float | None
+    p: float | None
+    nights: int
+    level: float | None
+    last_good: int | None
+    same_build: bool
+    exact: bool = False
+
+
+def baseline(nights: Sequence[Night], begin: int = 0, apart: Collection[int] = ()) -> list[int]:
+    """Places of the nights that later ones are held against, at most the newest 20.
+
+    `begin` is where the segment begins; `apart` are nights that were told to be the board's or the
+    environment's.
+    """
+    kept: list[int] = []
+    logs: list[float] = []
+    for place in range(begin, len(nights)):
+        night = nights[place]
+        if place in apart or not night.usable or night.value is None:
+            continue
+        value = math.log(night.value)
+        if not _better(logs[-MOST_NIGHTS:], value):
+            kept.append(place)
+            logs.append(value)
+    return kept[-MOST_NIGHTS:]
+
+
+def _better(logs: Sequence[float], tonight: float) -> bool:
+    """Whether tonight is better than the nights before by more than they differ: the screen's own
+    prediction t, from the other side. Called for every night of every series: no scipy here."""
+    n = len(logs)
+    if n < LEAST_NIGHTS:
+        return False
+    mean = sum(logs) / n
+    gain = mean - tonight
+    if gain < math.log1p(MARGIN):
+        return False
+    variance = sum((value - mean) ** 2 for value in logs) / (n - 1)
+    return gain > _critical(n - 1) * math.sqrt(variance * (1 + 1 / n))
+
+
+@functools.cache
+def _critical(freedom: int) -> float:
+    return float(stats.t.isf(IMPROVED_P, freedom))
+
+
+def look(nights: Sequence[Night], begin: int = 0, apart: Collection[int] = ()) -> Look:
+    """The last of `nights` against its segment. A suspect is beyond the screen and at least 1 %
+    worse: what is less is none for the A/B either."""
+    *before, tonight = nights
+    kept = baseline(before, begin, apart)
+    values = [float(before[at].value or 0.0) for at in kept]
+    # A small change of a few nights ago may be in the baseline already: until an engine is proven,
+    # the one before it is what it is compared with.
+    others = [at for at in kept if before[at].build != tonight.build]
+    proven = len(kept) - len(others) >= PROVEN or not others
+    last = kept[-1] if kept and proven else others[-1] if others else None
+    same = last is not None and before[last].build == tonight.build
+    level = math.exp(float(np.mean(np.log(values)))) if values else None
+    if not tonight.usable or tonight.value is None or len(values) < LEAST_NIGHTS:
+        return Look(None, False, None, None, len(values), level, last, same)
+    found = screen(values, tonight.value)
+    exact = float(np.std(np.log(values))) < EXACT
+    worse = bool(found.suspect) and (found.shift or 0.0) >= (EXACT_SHIFT if exact else MARGIN)
+    better = _better([math.log(value) for value in values], math.log(tonight.value))
+    return Look(worse, better, found.shift, found.p, len(values), level, last, same, exact)
+
+
+class Decided(StrEnum):
+    """What became of a suspect. Only CONFIRMED alerts, and ends a segment."""
+
+    CONFIRMED = "confirmed"
+    REFUTED = "refuted"  # the A/B sees no difference: it was noise
+    ENVIRONMENT = "environment"  # the board's series moved together
+    BOARD = "board"  # the engine is the one that was good
+    UNDECIDED = "undecided"  # no A/B, or none that could tell
+
+    @property
+    def alerts(self) -> bool:
+        return self is Decided.CONFIRMED
+
+    @property
+    def apart(self) -> bool:
+        """Whether the night is kept out of the baseline."""
+        return self in (Decided.ENVIRONMENT, Decided.BOARD, Decided.UNDECIDED)
+
+    @property
+    def right(self) -> bool | None:
+        """Whether the screen was right about the engine; None where that is not known."""
+        return {Decided.CONFIRMED: True, Decided.UNDECIDED: None}.get(self, False)
+
+
+def needs_ab(found: Look) -> bool:
+    """Whether an A/B is to decide: not where the engine is the same, nor where it computes the same
+    bits each night, so that the nights themselves are the comparison."""
+    return bool(found.suspect) and not found.same_build and not found.exact
+
+
+def decide(found: Look, together: Environment, verdict: str | None) -> Decided:
+    """What a suspect is. `verdict` is the A/B's of tonight's engine against the last good one, None
+    where there was none.
+
+    An engine can move all series of a board as well: where it is another than the last good one,
+    the A/B decides, which the environment cannot move.
+    """
+    if found.same_build:
+        return Decided.ENVIRONMENT if together.shifted else Decided.BOARD
+    if found.exact or verdict == WORSE:
+        return Decided.CONFIRMED
+    if verdict in (EQUIVALENT, BETTER):
+        return Decided.ENVIRONMENT if together.shifted else Decided.REFUTED
+    return Decided.UNDECIDED
+
+
+def moved_together(looks: Mapping[str, Look], floors: Mapping[str, float]) -> Environment:
+    """Whether a board's series moved together tonight; exact ones have no part in it."""
+    shifts = {
+        name: found.shift
+        for name, found in looks.items()
+        if found.shift is not None and not found.exact
+    }
+    return environment(shifts, floors)
+
+
+def floors_of(series: Mapping[str, Sequence[Night]]) -> dict[str, float]:
+    """Series → what equal nights of it scatter by, for those where that is known."""
+    found = {}
+    for name, nights in series.items():
+        usable = [night for night in nights if night.usable]
+        floor = noise_floor([n.value or 0.0 for n in usable], [n.build for n in usable])
+        if floor.sd is not None:
+            found[name] = floor.sd
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class NoiseGrowth:
+    """`ratio` is the scatter of the newest 12 nights over that before; None: too few nights."""
+
+    grew: bool
+    ratio: float | None
+    p: float | None
+
+
+def noise_growth(series: Sequence[Sequence[Night]]) -> NoiseGrowth:
+    """Asks whether a board became noisier, over all of its series (nights aligned, the oldest
+    first).
+
+    Each night's step from the night before, by the series' own earlier median step, averaged over
+    the series; the newest 12 against those before by rank (H. B. Mann, D. R. Whitney, "On a test
+    of whether one of two random variables is stochastically larger", 1947), so that heavy tails and
+    series that move together cost power only. A step to another level is one odd night.
+    """
+    rows = []
+    for nights in series:
+        logs = np.array([math.log(n.value) if n.usable and n.value else math.nan for n in nights])
+        steps = np.abs(np.diff(logs))
+        early = steps[:-NOISE_RECENT]
+        early = early[np.isfinite(early)]
+        if len(early) >= NOISE_BEFORE and np.median(early) > EXACT:
+            rows.append(steps / np.median(early))
+    if not rows or len({len(row) for row in rows}) != 1:
+        return NoiseGrowth(False, None, None)
+    table = np.stack(rows)  # (series, nights - 1)
+    known = np.isfinite(table).any(axis=0)
+    table = table[:, known]
+    if table.shape[1] < NOISE_RECENT + NOISE_BEFORE:
+        return NoiseGrowth(False, None, None)
+    steps = np.nanmean(table, axis=0)
+    recent, early = steps[-NOISE_RECENT:], steps[:-NOISE_RECENT]
+    p = float(stats.mannwhitneyu(recent, early, alternative="greater").pvalue)
+    ratio = float(np.median(recent) / np.median(early))
+    return NoiseGrowth(p < NOISE_P and ratio >= NOISE_RATIO, ratio, p)

@@ -1,0 +1,257 @@
+"""The policy on a farm that is made up: ten planted changes, ninety clean series, 30 nights."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from harness.statistics.leaks import judge_leak
+from harness.statistics.nights import NoiseFloor, ledger, noise_floor
+from harness.statistics.pairs import compare, order, pair_up
+from harness.statistics.policy import (
+    Decided,
+    Night,
+    baseline,
+    decide,
+    floors_of,
+    look,
+    moved_together,
+    needs_ab,
+    noise_growth,
+)
+from harness.statistics.validity import clock_gate
+
+Array = npt.NDArray[np.float64]
+BEFORE, WATCHED = 40, 30  # nights
+METRICS = {"start": 0.012, "middle": 0.012, "end": 0.012, "ttft": 0.02, "rss": 0.003}
+SPEED = ("start", "middle", "end")
+CLASSES = {"kl": "accuracy", "ttft": "slower first token", "rss": "more memory"}
+NEW_BUILD_EVERY = 3  # nights
+LEAK_EVERY = 3  # nights; judging a long run takes longest of all
+
+
+@dataclasses.dataclass
+class Board:
+    """A board's truth. `engine` is what its builds cost by metric from the night `at` on, `board`
+    what the board itself does then; `kl` its accuracy loss."""
+
+    name: str
+    rng: np.random.Generator
+    at: int = BEFORE + 12
+    engine: dict[str, float] = dataclasses.field(default_factory=dict)
+    board: float = 1.0
+    noise: float = 1.0
+    kl: float = 1.0
+    leak_mb_per_min: float = 0.0
+    throttles: bool = False
+    series: dict[str, list[Night]] = dataclasses.field(default_factory=dict)
+    begins: dict[str, int] = dataclasses.field(default_factory=lambda: collections.defaultdict(int))
+    apart: dict[str, set[int]] = dataclasses.field(
+        default_factory=lambda: collections.defaultdict(set)
+    )
+
+    def build(self, night: int) -> int:
+        """The planted one is new on its night, whatever else is."""
+        return night // NEW_BUILD_EVERY * 10 + (night >= self.at)
+
+    def cost(self, metric: str, build: int) -> float:
+        return self.engine.get(metric, 1.0) if build % 10 else 1.0
+
+    def measure(self, night: int) -> None:
+        late = night >= self.at
+        common = self.rng.standard_t(4) / math.sqrt(2)  # heat: all speeds have a part of it
+        valid = clock_gate(self.clocks(late)).state != "invalid"
+        for metric, sd in METRICS.items():
+            own = self.rng.standard_t(4) / math.sqrt(2)
+            noise = sd * (self.noise if late else 1.0) * (0.5 * common + 0.87 * own)
+            level = self.cost(metric, self.build(night)) * (self.board if late else 1.0)
+            if metric == "rss":
+                level = self.cost(metric, self.build(night))
+            value = 50 * level * math.exp(noise)
+            self.add(metric, Night(value, str(self.build(night)), valid))
+        self.add("kl", Night(0.004 * (self.kl if late else 1.0), str(self.build(night))))
+
+    def add(self, metric: str, night: Night) -> None:
+        self.series.setdefault(metric, []).append(night)
+
+    def clocks(self, late: bool) -> Array:
+        clocks = 1800 * (1 + self.rng.normal(0, 0.003, 60))
+        if late and self.throttles:
+            clocks[30:] *= 0.85
+        return clocks
+
+    def leaks(self, late: bool) -> bool:
+        t = np.arange(0, 1800, 5.0)
+        rss = 300 + self.rng.normal(0, 0.4, len(t)).cumsum() * 0.05 + 3 * (t % 97 < 9)
+        rss += self.leak_mb_per_min * t / 60 if late else 0.0
+        return judge_leak(t, rss).verdict == "leak"
+
+    def ab(self, metric: str, good: int, new: int) -> str:
+        """Turns of the last good engine and the new one on the board as it is tonight."""
+        letters = order(20)
+        noise = self.rng.standard_t(4, 40) / math.sqrt(2) * METRICS[metric] * self.noise
+        cost = {"A": self.cost(metric, good), "B": self.cost(metric, new)}
+        times = [
+            cost[letter] * math.exp(one) * (1 + 0.002 * at)
+            for at, (letter, one) in enumerate(zip(letters, noise, strict=True))
+        ]
+        a, b = pair_up(times, letters)
+        first = compare(a[:10], b[:10])
+        return (compare(a, b) if first.more else first).verdict
+
+
+@dataclasses.dataclass
+class Told:
+    night: int
+    board: str
+    what: str
+
+
+def watch(board: Board, told: list[Told], screened: list[tuple[str, bool | None]]) -> None:
+    """One board's nights, as the nightly command takes them."""
+    told_noise = False
+    for night in range(BEFORE + WATCHED):
+        board.measure(night)
+        if night < BEFORE:
+            continue
+        late = night >= board.at
+        tell: Callable[[str], None] = lambda what, at=night: told.append(  # noqa: E731
+            Told(at, board.name, what)
+        )
+        if not board.series["end"][-1].valid:
+            tell("throttling")
+        if night % LEAK_EVERY == 0 and board.leaks(late):
+            tell("leak")
+        looks = {
+            name: look(nights, board.begins[name], board.apart[name])
+            for name, nights in board.series.items()
+        }
+        together = moved_together(looks, floors_of(board.series))
+        for name, found in looks.items():
+            if not found.suspect or found.last_good is None:
+                continue
+            verdict = None
+            if needs_ab(found):
+                builds = [int(board.series[name][at].build) for at in (found.last_good, -1)]
+                verdict = board.ab(name, *builds)
+            decided = decide(found, together, verdict)
+            screened.append(("screen", decided.right))
+            if decided.alerts:
+                tell(CLASSES.get(name, "slower"))
+                group = SPEED if name in SPEED else (name,)
+                board.begins.update(dict.fromkeys(group, night))
+            elif decided is Decided.ENVIRONMENT:
+                tell("environment")
+            elif decided is Decided.BOARD:
+                tell("board")
+            if decided.apart:
+                board.apart[name].add(night)
+        grown = noise_growth([board.series[name] for name in METRICS])
+        if grown.grew and not told_noise:
+            told_noise = True
+            tell("noise")
+
+
+PLANTED: dict[str, tuple[dict[str, object], str]] = {
+    "slower by 3 %": ({"engine": dict.fromkeys(SPEED, 1.03)}, "slower"),
+    "slower by 5 % at the end of the context": ({"engine": {"end": 1.05}}, "slower"),
+    "first token 8 % later": ({"engine": {"ttft": 1.08}}, "slower first token"),
+    "2 % more memory": ({"engine": {"rss": 1.02}}, "more memory"),
+    "all of it slower": ({"engine": {**dict.fromkeys(SPEED, 1.06), "ttft": 1.06}}, "slower"),
+    "a leak of 1 MB/min": ({"leak_mb_per_min": 1.0}, "leak"),
+    "a throttling board": ({"throttles": True}, "throttling"),
+    "twice the noise": ({"noise": 2.2, "at": BEFORE + 2}, "noise"),
+    "wrong results": ({"kl": 1.6}, "accuracy"),
+    "a warmer room": ({"board": 1.08}, "environment"),
+}
+
+
+def test_all_planted_changes_are_found_in_their_class_and_clean_series_stay_silent() -> None:
+    told: list[Told] = []
+    screened: list[tuple[str, bool | None]] = []
+    for seed, (name, (truth, _)) in enumerate(PLANTED.items()):
+        watch(Board(name, np.random.default_rng(100 + seed), **truth), told, screened)  # type: ignore[arg-type]  # fields of a board
+    for number in range(18):  # of five series each
+        watch(Board(f"clean {number}", np.random.default_rng(number)), told, screened)
+    alerts = [one for one in told if one.what not in ("environment", "board")]
+    false = [one for one in alerts if one.board.startswith("clean")]
+    assert len(false) <= 1, false
+    for name, (truth, what) in PLANTED.items():
+        found = {one.what: one.night for one in reversed(told) if one.board == name}
+        at = int(truth.get("at", BEFORE + 12))  # type: ignore[call-overload]  # a night
+        assert what in found, (name, found)
+        within = 28 if what == "noise" else 7
+        assert at <= found[what] <= at + within, (name, found)
+        if what == "environment":
+            wrong = {one for one in found if one not in ("environment", "board")}
+            assert not wrong, (name, found)
+    record = ledger(screened)[0]
+    assert record.alerts == record.right + record.wrong + record.open
+
+
+def nights(values: list[float], build: str = "a") -> list[Night]:
+    return [Night(value, build) for value in values]
+
+
+def test_an_improvement_never_moves_a_baseline_by_itself() -> None:
+    rng = np.random.default_rng(1)
+    steady = [float(v) for v in 50 * np.exp(rng.normal(0, 0.01, 20))]
+    better = [float(v) for v in 45 * np.exp(rng.normal(0, 0.01, 20))]
+    kept = baseline(nights([*steady, *better]))
+    assert max(kept) < 20
+    assert look(nights([*steady, *better, 45.0])).improved
+    back = look(nights([*steady, *better, 50.5]))
+    assert (back.suspect, back.improved) == (False, False)  # where it came from is no regression
+    declared = look(nights([*steady, *better, 50.5]), begin=20)
+    assert declared.suspect is True  # but after somebody has declared the new level, it is one
+
+
+def test_a_night_apart_and_one_that_throttled_are_no_part_of_a_baseline() -> None:
+    steady = nights([50.0, 50.5, 49.5, 50.2, 49.8, 50.1, 70.0, 71.0])
+    steady[5] = dataclasses.replace(steady[5], valid=False)
+    assert baseline(steady, apart={6, 7}) == [0, 1, 2, 3, 4]
+    found = look([*steady, Night(50.3, "b")], apart={6, 7})
+    assert (found.suspect, found.last_good, found.same_build) == (False, 4, False)
+    assert look([*steady, Night(None, "b")]).suspect is None
+    assert look(nights([50.0] * 5)).suspect is None  # four before tonight tell nothing
+
+
+@pytest.mark.parametrize(
+    ("build", "shifted", "verdict", "decided"),
+    [
+        ("new", False, "worse", Decided.CONFIRMED),
+        ("new", True, "worse", Decided.CONFIRMED),  # an engine moves all series too
+        ("new", False, "equivalent", Decided.REFUTED),
+        ("new", True, "equivalent", Decided.ENVIRONMENT),
+        ("new", False, "unknown", Decided.UNDECIDED),
+        ("new", False, None, Decided.UNDECIDED),
+        ("a", True, None, Decided.ENVIRONMENT),
+        ("a", False, None, Decided.BOARD),
+    ],
+)
+def test_only_an_ab_of_another_engine_confirms(
+    build: str, shifted: bool, verdict: str | None, decided: Decided
+) -> None:
+    rng = np.random.default_rng(2)
+    steady = [float(v) for v in 50 * np.exp(rng.normal(0, 0.01, 15))]
+    found = look([*nights(steady), Night(56.0, build)])
+    together = (
+        moved_together(dict.fromkeys("abc", found), {}) if shifted else moved_together({}, {})
+    )
+    assert decide(found, together, verdict) is decided
+    assert needs_ab(found) is (build == "new")
+    assert decided.alerts is (decided is Decided.CONFIRMED)
+
+
+def test_equal_nights_give_the_floor_and_a_new_build_is_no_noise() -> None:
+    series = {"end": [*nights([50.0, 50.5, 50.0]), *nights([80.0, 80.8], "b")]}
+    assert floors_of(series)["end"] == pytest.approx(
+        noise_floor([50, 50.5, 50, 80, 80.8], list("aaabb")).sd
+    )
+    assert isinstance(noise_floor([], []), NoiseFloor)
