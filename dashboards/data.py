@@ -14,10 +14,12 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from dashboards.nights import Nights
 from dashboards.searches import Search
 from harness.jobs.details import DETAILS
 from harness.verdicts import Check, Outcome, Record, worst
 
+NO_NIGHTS = Nights()
 STAGES = ("tiny", "accuracy", "curve", "stress")
 ORDER = ("tiny", "accuracy", "ladder", "curve", "stress", "profile")
 STAGE_TITLES = {
@@ -270,6 +272,7 @@ class Results:
     runs: tuple[Run, ...]  # every run that has a page
     crashes: tuple[CrashGroup, ...] = ()  # the one seen last first
     searches: tuple[Search, ...] = ()  # the newest first
+    nights: Nights = NO_NIGHTS
 
 
 def cases_of(runs: list[Run]) -> tuple[Case, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, load_only, selectinload
 
-from dashboards import reading_searches
+from dashboards import reading_nights, reading_searches
 from dashboards.data import (
     Board,
     Campaign,
@@ -67,7 +67,7 @@ def stamp(store: Store) -> tuple[object, ...]:
         campaigns = session.execute(
             sa.select(sa.func.count(), sa.func.max(CampaignRow.finished_at))
         ).all()
-        found = reading_searches.stamp(session)
+        found = (*reading_searches.stamp(session), *reading_nights.stamp(session))
     return (*(tuple(row) for row in runs), *(tuple(row) for row in campaigns), *found)
 
 
@@ -106,7 +106,14 @@ def load(store: Store) -> Results:
         dataclasses.replace(case, hyperparameters=known.get(case.model_hash, {}))
         for case in cases_of(runs)
     )
-    return Results(cases, tuple(campaigns.values()), paged, crashes, sought)
+    return Results(
+        cases,
+        tuple(campaigns.values()),
+        paged,
+        crashes,
+        sought,
+        nights=reading_nights.load(store),
+    )
 
 
 def _crashes(session: Session) -> tuple[CrashGroup, ...]:

@@ -17,7 +17,20 @@ from dashboards import plain
 from dashboards.charts import Table
 from dashboards.data import STAGE_TITLES, Results
 from dashboards.files import Folder
-from dashboards.pages import alignment, bisect, bringup, crash, curve, farm, ops, run, stress
+from dashboards.pages import (
+    alignment,
+    bisect,
+    bringup,
+    compare,
+    crash,
+    curve,
+    farm,
+    health,
+    history,
+    ops,
+    run,
+    stress,
+)
 from dashboards.pages.base import MEANINGS, PAGE_OF_STAGE, WORDS, Page, Places
 from dashboards.reading import load
 from harness.paths import state_dir
@@ -103,7 +116,9 @@ def pages(results: Results, places: Places) -> Iterator[Page]:
     for one in results.runs:
         yield run.page(one, places)
     for search in results.searches:
-        yield bisect.page(search, places)
+        yield (compare if search.kind == compare.KIND else bisect).page(search, places)
+    yield from history.pages(results, places)
+    yield from health.pages(results, places)
 
 
 def render(environment: jinja2.Environment, page: Page, places: Places) -> str:

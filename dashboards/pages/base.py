@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dashboards import plain
@@ -68,6 +68,8 @@ class Places:
         self._case_of_run = {
             run.id: case for case in results.cases for run in (*case.history, *case.runs.values())
         }
+        self._nights = results.nights.by_case
+        self._boards = _unique([one.board for one in results.nights.health])
         taken: set[str] = set()
         for case in results.cases:
             key = (case.board.name, case.model, case.scheme)
@@ -98,6 +100,13 @@ class Places:
     def search(self, search: Search) -> str:
         return f"searches/{plain.slug(search.id)}.html"
 
+    def health(self, board: str = "") -> str:
+        """The page of all boards, or of one."""
+        return f"health/{self._boards[board]}.html" if board else "health.html"
+
+    def has_history(self, case: Case) -> bool:
+        return (case.board.name, case.model, case.scheme) in self._nights
+
     def csv(self, run: Run, table: str) -> str:
         return f"runs/{self._runs[run.id]}-{plain.slug(table)}.csv"
 
@@ -109,6 +118,17 @@ class Places:
 
     def case_of(self, run: Run) -> Case | None:
         return self._case_of_run.get(run.id)
+
+
+def _unique(names: Sequence[str]) -> dict[str, str]:
+    """Name → a file name of its own."""
+    found: dict[str, str] = {}
+    for name in names:
+        slug = plain.slug(name)
+        if slug in found.values():
+            slug += "-" + hashlib.sha256(name.encode()).hexdigest()[:8]
+        found[name] = slug
+    return found
 
 
 def key_figure(run: Run) -> str:

@@ -1,0 +1,67 @@
+"""From the store to what pages show of nights and boards; a part of `dashboards.reading`."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from dashboards.nights import Happening, Health, Nights
+from harness.boards.care import HEALTH, Care
+from harness.boards.leases import Leases
+from harness.farm.series import all_series, of_board
+from harness.store import Store
+from harness.store.alerts import Alerts
+from harness.store.models import AlertRow, BoardEventRow, BoardRow, LeaseRow, QuarantineRow
+
+SHOWN_NIGHTS = 180  # the newest; older ones stay in the store
+JOURNAL = 60  # lines of one board
+ALERTS = 40
+
+
+def stamp(session: Session) -> tuple[object, ...]:
+    """Changes with a board's journal, ledger, lease or quarantine."""
+    counted = [
+        session.execute(sa.select(sa.func.count(), sa.func.max(column))).one()
+        for column in (BoardEventRow.id, QuarantineRow.since, LeaseRow.acquired_at,
+                       LeaseRow.released_at)
+    ]  # fmt: skip
+    alerts = session.execute(
+        sa.select(AlertRow.right, sa.func.count()).group_by(AlertRow.right)
+    ).all()
+    return (*(tuple(row) for row in counted), *sorted(map(str, alerts)))
+
+
+def load(store: Store) -> Nights:
+    """Every board that the store knows, by name."""
+    series: dict[str, list[object]] = {}
+    for one in all_series(store, newest=SHOWN_NIGHTS):
+        series.setdefault(one.key.board, []).append(one)
+    ledger = Alerts(store)
+    alerts: dict[str, list[object]] = {}
+    for alert in ledger.all():
+        alerts.setdefault(alert.board, []).append(alert)
+    care = Care(store)
+    held = {holder.board: holder for holder in Leases(store).held()}
+    with store.database.reading() as session:
+        rows = session.scalars(sa.select(BoardRow).order_by(BoardRow.name)).all()
+    found = []
+    for row in rows:
+        events = care.events(row.name, limit=JOURNAL)
+        journal = tuple(Happening(e.kind, e.good, e.told, e.at) for e in events)
+        own = of_board(row.name, series.get(row.name, ()))  # type: ignore[arg-type]  # of Series
+        holder, aside = held.get(row.name), care.quarantined(row.name)
+        found.append(
+            Health(
+                row.name,
+                bool(row.virtual),
+                row.last_seen,
+                f"{holder.owner}: {holder.reason}" if holder is not None else "",
+                str(aside) if aside is not None else "",
+                journal,
+                next((line for line in journal if line.kind == HEALTH), None),
+                own.series,
+                own.noise,
+                tuple(reversed(alerts.get(row.name, [])[-ALERTS:])),  # type: ignore[arg-type]  # of Alert
+            )
+        )
+    return Nights(tuple(found), tuple(ledger.records()))
