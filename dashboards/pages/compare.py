@@ -24,6 +24,7 @@ TINTS = {
     "running": "blocked",
     "stopped": "blocked",
 }
+SHORT = {"tpot_s": "TPOT", "ttft_s": "TTFT", "rss_mb": "Memory"}
 LANE = 44.0
 BAND_Z = 2.58  # 99 %, as the verdict's own α
 
@@ -97,7 +98,7 @@ def forest(
     bars, dots, labels, table = [], [], [], []
     for index, name in enumerate(names):
         one, middle = metrics[name], top + index * LANE + LANE / 2
-        labels.append(Tick(round(middle, 1), METRICS[name].words.split(" (")[0][-11:]))
+        labels.append(Tick(round(middle, 1), SHORT[name]))
         sd = noise.get(name)
         band = BAND_Z * sd / math.sqrt(pairs) if sd and pairs else None
         if band is not None:

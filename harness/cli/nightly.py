@@ -222,8 +222,8 @@ def _night(
             build = keep()  # a later night may have to be compared with this engine
             result = run(boards, prepared, options, stages, store, resume=mode, kind=KIND)
             Alerts(store).record_build(result.id, build)
-            if confirm and not result.interrupted:
-                _confirm(boards, prepared, options, store, result.id)
+            if not result.interrupted:
+                _settle(boards, prepared, options, store, result.id, confirm=confirm)
             told = report(store, result, time.monotonic() - began)
     except HarnessError as error:
         _tell(f"nightly: not run on {len(boards)} boards", [str(error)])
@@ -239,21 +239,27 @@ def _night(
     return told
 
 
-def _confirm(
+def _settle(
     boards: Sequence[Board],
     model: PreparedModel,
     options: BringupOptions,
     store: Store,
     campaign: str,
+    *,
+    confirm: bool,
 ) -> None:
     """Settles what is worse than the nights before; the ledger keeps what became of it."""
     from harness.cli.care import check
-    from harness.farm.confirming import BoardAb, settle
+    from harness.farm.confirming import Ab, BoardAb, settle
     from harness.farm.series import tonight
     from harness.farm.stopping import stop_on_signal
 
     nights = tonight(store, campaign)
     if not any(night.suspects for night in nights):
+        return
+    if not confirm:  # else they would become what later nights are held against
+        none = Ab(why="no A/B was wanted (--no-confirm)")
+        settle(nights, campaign, store, lambda *_: none, lambda board: None)
         return
     named = {board.name: board for board in boards}
 

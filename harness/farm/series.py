@@ -11,10 +11,11 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import datetime
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.boards.care import EVENT
 from harness.statistics.nights import Environment, NoiseFloor, noise_floor
@@ -29,8 +30,10 @@ from harness.statistics.policy import (
     noise_growth,
 )
 from harness.statistics.validity import UNKNOWN, VALID
+from harness.store import numbers
 from harness.store.alerts import Alert, Alerts
 from harness.store.models import BoardEventRow
+from harness.store.numbers import NightRow
 
 if TYPE_CHECKING:
     from harness.store import Store
@@ -42,7 +45,7 @@ DETECTOR = "screen"
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """`column` is of Frames.nights; a rate (tokens/s) is turned into a time. `ab` is the metric of
+    """`column` is of NightRow; a rate (tokens/s) is turned into a time. `ab` is the metric of
     a comparison that stands for it, None where nights of one engine are exactly alike."""
 
     name: str
@@ -163,9 +166,11 @@ def all_series(
 ) -> list[Series]:
     """Every series of the newest nights, by board and metric. `without` is a campaign whose own
     alerts are not looked at: it is the one that is judged."""
-    frame = store.frames.nights(KIND, newest, board)
-    # A campaign counts once for each board and stage: its last attempt.
-    frame = frame.groupby(["campaign_id", "board", "stage", "model_hash"], dropna=False).tail(1)
+    # A campaign counts once for each board, stage and model: its last attempt.
+    rows = {
+        (row.campaign_id, row.board, row.stage, row.model_hash): row
+        for row in numbers.nights(store, KIND, newest, board)
+    }
     alerts: dict[str, list[Alert]] = {}
     for alert in Alerts(store).all(board):
         if alert.campaign_id != without:
@@ -173,17 +178,16 @@ def all_series(
     events = declared(store, board)
     found: dict[Key, list[Point]] = {}
     named: dict[Key, tuple[str, str]] = {}
-    for row in frame.to_dict("records"):
+    for row in rows.values():
         for metric in METRICS:
-            if metric.stage != row["stage"]:
+            if metric.stage != row.stage:
                 continue
             key = Key(
-                str(row["board"]), metric.name, str(row["model_hash"] or ""),
-                str(row["quant_hash"] or ""),
-                json.dumps(row["parameters"] or {}, sort_keys=True),
+                row.board, metric.name, row.model_hash or "", row.quant_hash or "",
+                _canonical(row.parameters),
             )  # fmt: skip
             found.setdefault(key, []).append(_point(row, metric))
-            named[key] = str(row["model_name"] or ""), str(row["scheme"] or "")
+            named[key] = row.model_name or "", row.scheme or ""
     return [
         _series(key, *named[key], points, _alerts_of(key, alerts), events.get(key.board, ()))
         for key, points in sorted(found.items(), key=lambda item: dataclasses.astuple(item[0]))
@@ -204,16 +208,19 @@ def _alerts_of(key: Key, alerts: Mapping[str, Sequence[Alert]]) -> list[Alert]:
     return found
 
 
-def _point(row: Mapping[Any, Any], metric: Metric) -> Point:
-    raw = row[metric.column]
-    value = metric.value(None if raw is None or raw != raw else float(raw))
-    clocks = str(row["clocks"] or UNKNOWN)
+@functools.lru_cache(maxsize=4096)
+def _canonical(parameters: str) -> str:
+    """The same parameters as the same text, whatever their order."""
+    return json.dumps(json.loads(parameters or "{}"), sort_keys=True)
+
+
+def _point(row: NightRow, metric: Metric) -> Point:
+    clocks = row.clocks or UNKNOWN
     # Memory does not depend on clocks, and neither do results.
     timed = metric.ab in ("tpot_s", "ttft_s")
     valid = not timed or clocks.startswith((VALID, UNKNOWN))
-    night = Night(value, str(row["build"] or ""), valid)
-    at = row["campaign_at"].to_pydatetime()
-    return Point(night, str(row["run_id"]), str(row["campaign_id"]), at, str(row["outcome"]))
+    night = Night(metric.value(getattr(row, metric.column)), row.build, valid)
+    return Point(night, row.run_id, row.campaign_id, row.at, row.outcome)
 
 
 def _series(

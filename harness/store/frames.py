@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from harness.errors import HarnessError
 from harness.store import raw
 from harness.store.database import Database
-from harness.store.models import BuildRow, CampaignRow, CheckRow, RunRow, SeriesRow
+from harness.store.models import CampaignRow, CheckRow, RunRow, SeriesRow
 from harness.verdicts import Outcome
 
 _STAGE_ORDER = ("tiny", "accuracy", "curve", "stress")
@@ -159,59 +159,6 @@ class Frames:
             .where(RunRow.state == "judged", RunRow.campaign_id.in_(campaigns))
             .order_by(CampaignRow.started_at, RunRow.started_at, RunRow.attempt, RunRow.id)
         )
-        return self._frame(query)
-
-    def nights(self, kind: str, newest: int, board: str | None = None) -> pd.DataFrame:
-        """What the newest campaigns of one kind measured, a row for each judged run of the curve or
-        accuracy stage: run_id, campaign_id, campaign_at, board, stage, attempt, outcome, clocks,
-        model_hash, model_name, scheme, quant_hash, parameters, build (the hash of the engine's
-        sources; of older campaigns that of its Python), and numbers from the details, None where
-        there are none: speed_start, speed_middle, speed_end (tokens/s), ttft_s, rss_mb, mean_kl."""
-        campaigns = (
-            sa.select(CampaignRow.id)
-            .where(CampaignRow.kind == kind)
-            .order_by(CampaignRow.started_at.desc(), CampaignRow.id)
-            .limit(newest)
-        )
-        details = RunRow.details
-        numbers = {
-            "speed_start": details["tokens_per_s_start"],
-            "speed_middle": details["tokens_per_s_middle"],
-            "speed_end": details["tokens_per_s_end"],
-            "ttft_s": details["ttft_s"],
-            "rss_mb": details["rss_peak_mb"],
-            "mean_kl": details[("logits", "mean_kl")],
-        }
-        query = (
-            sa.select(
-                RunRow.id.label("run_id"),
-                RunRow.campaign_id,
-                CampaignRow.started_at.label("campaign_at"),
-                RunRow.board,
-                RunRow.stage,
-                RunRow.attempt,
-                RunRow.outcome,
-                RunRow.clocks,
-                RunRow.model_hash,
-                RunRow.model_name,
-                RunRow.scheme,
-                RunRow.quant_hash,
-                RunRow.parameters,
-                sa.func.coalesce(BuildRow.build, RunRow.engine_hash, "").label("build"),
-                *(value.as_float().label(name) for name, value in numbers.items()),
-            )
-            .join(CampaignRow, CampaignRow.id == RunRow.campaign_id)
-            .outerjoin(BuildRow, BuildRow.campaign_id == RunRow.campaign_id)
-            .where(
-                RunRow.state == "judged",
-                RunRow.stage.in_(("curve", "accuracy")),
-                RunRow.outcome != Outcome.ERROR.value,
-                RunRow.campaign_id.in_(campaigns),
-            )
-            .order_by(CampaignRow.started_at, RunRow.started_at, RunRow.attempt, RunRow.id)
-        )
-        if board is not None:
-            query = query.where(RunRow.board == board)
         return self._frame(query)
 
     def history(

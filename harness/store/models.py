@@ -373,3 +373,17 @@ class BuildRow(Base):
         ForeignKey("campaigns.id", ondelete="CASCADE"), primary_key=True
     )
     build: Mapped[str] = mapped_column(String(64))
+
+
+class NumbersRow(Base):
+    """What nights are held against, of one run; see harness.store.numbers."""
+
+    __tablename__ = "numbers"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
+    speed_start: Mapped[float | None]
+    speed_middle: Mapped[float | None]
+    speed_end: Mapped[float | None]
+    ttft_s: Mapped[float | None]
+    rss_mb: Mapped[float | None]
+    mean_kl: Mapped[float | None]

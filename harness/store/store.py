@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, selectinload
 
 from harness.errors import HarnessError
 from harness.paths import made_folder, state_dir
-from harness.store import crashes, raw
+from harness.store import crashes, numbers, raw
 from harness.store.database import Database
 from harness.store.export import export_table
 from harness.store.frames import Frames
@@ -278,6 +278,7 @@ class Store:
                 for file in files
             ]
             crashes.keep(session, row, verdict.crash)
+            numbers.keep(session, row)
 
     def run(self, run_id: str) -> RunRow:
         """The run with its checks and series. Raises HarnessError for an unknown id."""
