@@ -256,7 +256,7 @@ def _speed(row: Row, floor: float | None) -> str:
         return "; how fast it can be is not known: no bandwidth was measured on this board"
     words = f", and memory allows {row.ceiling_end:.1f} tokens/s there"
     if floor is not None:
-        words += f", {REACHED:.0%} of which meets the {floor:g} of the budget"
+        words += f", {REACHED:.0%} of which meets the budget of {floor:g}"
     return words
 
 

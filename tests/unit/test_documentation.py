@@ -19,7 +19,7 @@ from harness.inventory.schema import Board, Budget, Engine, Virtual
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
     *("README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/devices.md"),
-    *("docs/device-tests.md", "docs/triage.md", "docs/nights.md"),
+    *("docs/device-tests.md", "docs/triage.md", "docs/nights.md", "docs/profile.md"),
 ]
 GROUPS = ("boards", "results", "dashboard", "bisect")  # commands that have commands
 FINGERPRINT = "SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU"
