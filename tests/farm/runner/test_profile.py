@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 
 
-def test_a_board_is_profiled_and_its_trace_written(lab: Any, model_file: Path) -> None:
+def test_a_board_is_planned_for_profiled_and_its_trace_written(lab: Any, model_file: Path) -> None:
     lab.boards("  v: {virtual: {}}")
+    code, plan = lab.command("plan", "--board", "v", "--model", str(model_file), "--json").finish()
+    assert code == 0 and plan["memory"]["memory"] > 0
+    assert plan["memory"]["source"] == "told just now"  # nobody has used the board before
+    assert plan["bandwidth"]["gb_s"] is None
+
     code, told = lab.command(
         "profile", "--model", str(model_file), "--depth", "96", "--seconds", "2",
         "--trace", "trace.json", "--json",
@@ -30,6 +35,11 @@ def test_a_board_is_profiled_and_its_trace_written(lab: Any, model_file: Path) -
     assert found["kernels"].split()[0] in ("native", "packed")
     names = {name for name, _ in found["counters_missing"]} | set(deep["counters"])
     assert {"cycles", "instructions", "llc_misses"} <= names  # counted, or a reason
+
+    code, plan = lab.command("plan", "--board", "v", "--model", str(model_file), "--json").finish()
+    assert code == 0 and plan["memory"]["source"] == "told when it was last used"
+    assert plan["bandwidth"]["gb_s"] == found["bandwidth_gb_s"]
+    assert "profile run" in plan["bandwidth"]["source"]
 
     trace = json.loads((lab.folder / "trace.json").read_text())
     ops = {event["name"] for event in trace["traceEvents"] if event["ph"] == "X"}
