@@ -8,9 +8,9 @@ from sqlalchemy.orm import Session
 from dashboards.nights import Happening, Health, Nights
 from harness.boards.care import HEALTH, Care
 from harness.boards.leases import Leases
-from harness.farm.series import all_series, of_board
+from harness.farm.series import Series, all_series, growth
 from harness.store import Store
-from harness.store.alerts import Alerts
+from harness.store.alerts import Alert, Alerts
 from harness.store.models import AlertRow, BoardEventRow, BoardRow, LeaseRow, QuarantineRow
 
 SHOWN_NIGHTS = 180  # the newest; older ones stay in the store
@@ -33,11 +33,11 @@ def stamp(session: Session) -> tuple[object, ...]:
 
 def load(store: Store) -> Nights:
     """Every board that the store knows, by name."""
-    series: dict[str, list[object]] = {}
+    series: dict[str, list[Series]] = {}
     for one in all_series(store, newest=SHOWN_NIGHTS):
         series.setdefault(one.key.board, []).append(one)
     ledger = Alerts(store)
-    alerts: dict[str, list[object]] = {}
+    alerts: dict[str, list[Alert]] = {}
     for alert in ledger.all():
         alerts.setdefault(alert.board, []).append(alert)
     care = Care(store)
@@ -48,7 +48,7 @@ def load(store: Store) -> Nights:
     for row in rows:
         events = care.events(row.name, limit=JOURNAL)
         journal = tuple(Happening(e.kind, e.good, e.told, e.at) for e in events)
-        own = of_board(row.name, series.get(row.name, ()))  # type: ignore[arg-type]  # of Series
+        own = tuple(series.get(row.name, ()))
         holder, aside = held.get(row.name), care.quarantined(row.name)
         found.append(
             Health(
@@ -59,9 +59,9 @@ def load(store: Store) -> Nights:
                 str(aside) if aside is not None else "",
                 journal,
                 next((line for line in journal if line.kind == HEALTH), None),
-                own.series,
-                own.noise,
-                tuple(reversed(alerts.get(row.name, [])[-ALERTS:])),  # type: ignore[arg-type]  # of Alert
+                own,
+                growth(own),
+                tuple(reversed(alerts.get(row.name, [])[-ALERTS:])),
             )
         )
     return Nights(tuple(found), tuple(ledger.records()))

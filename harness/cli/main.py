@@ -86,6 +86,7 @@ Name the culprit
 \b
 Look at results
   harness results show                      the newest outcome of each board and stage
+  harness results alerts                    what nights suspected, and what became of it
   harness results export runs.csv           or .json, .parquet
   harness dashboard build                   static pages that open from file://
 

@@ -135,8 +135,8 @@ def nightly(
       harness nightly --uninstall
       0 2 * * *  cd ~/farm && harness nightly --tag nightly    (as a line of a crontab)
 
-    Exit codes: 0 every board passed (or warned), 1 a finding on some board or a slower one,
-    2 wrong use, or trouble with boards and no finding.
+    Exit codes: 0 every board passed (or warned), 1 a finding on some board or a change for the
+    worse that was confirmed, 2 wrong use, or trouble with boards and no finding.
     """
     from harness.farm.selection import bringup_options, choose_boards, choose_stages, engine_words
 

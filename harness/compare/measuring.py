@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness.bisect import hunted
+from harness.bisect.board_trials import OF_THE_ENGINE
 from harness.compare.judging import Visit
 from harness.deploy.models import in_layout
-from harness.errors import HarnessError
+from harness.errors import BoardError, HarnessError
 from harness.farm.aboard import runs_of_tests
 from harness.farm.decoding import carry_out
 from harness.jobs.base import BringupOptions, StageContext
@@ -63,6 +64,14 @@ class Visits:
 
     def __call__(self, letter: str) -> Visit:
         """Raises Broken when the arm fails, BoardError when the board does."""
+        try:
+            return self._visited(letter)
+        except BoardError as error:
+            if error.kind in OF_THE_ENGINE:  # a second try would give the same
+                raise Broken(f"{letter} cannot be tried: {error.found}") from error
+            raise
+
+    def _visited(self, letter: str) -> Visit:
         arm, there = self._arms[letter], self._there
         began = time.monotonic()
         there.board = arm.board

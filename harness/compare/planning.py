@@ -16,6 +16,7 @@ from scipy import stats
 
 from harness.compare.judging import METRICS, Pair, Visit, scatter
 from harness.errors import HarnessError
+from harness.farm.series import all_series
 from harness.statistics.pairs import MARGIN, Plan, plan
 from harness.store.searches import Searches
 
@@ -49,7 +50,19 @@ def noise_of(store: Store, board: str, metric: str, model: str | None = None) ->
         found = pooled([pairs_of(searches.trials(row.id)) for row in chosen], metric)
         if found is not None:
             return found
-    return None
+    return _of_nights(store, board, metric)
+
+
+def _of_nights(store: Store, board: str, metric: str) -> Noise | None:
+    """From nights that ran the same engine and model. They are a day apart and the visits of a pair
+    are not, so a plan from them errs on the long side."""
+    floors = [one.floor for one in all_series(store, board=board) if one.metric.ab == metric]
+    known = [(floor.sd, floor.pairs) for floor in floors if floor.sd is not None]
+    known = [(sd, pairs) for sd, pairs in known if pairs >= LEAST]
+    if not known:
+        return None
+    sd = statistics.median(sd for sd, _ in known) * math.sqrt(2)  # a pair has two visits
+    return Noise(max(LEAST_SD, sd), max(pairs for _, pairs in known), "nights of one engine")
 
 
 def pooled(comparisons: Sequence[Sequence[Pair]], metric: str) -> Noise | None:

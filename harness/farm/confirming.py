@@ -80,7 +80,7 @@ def _of_board(
     note: Callable[[str], None],
 ) -> list[Alert]:
     suspects = night.suspects
-    asked = [one for one in suspects if needs_ab(night.looks[one.key])]
+    asked = [one for one in suspects if one.metric.ab and needs_ab(night.looks[one.key])]
     results: dict[tuple[str, str], Ab] = {}
     for group in {(one.key.model_hash, one.key.parameters) for one in asked}:
         mine = [one for one in asked if (one.key.model_hash, one.key.parameters) == group]

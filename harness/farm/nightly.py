@@ -30,14 +30,14 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """1 a finding on any board, or a board that got slower; 2 trouble alone, or stopped.
+        """1 a finding on any board, or a change that an A/B confirmed; 2 trouble alone, or stopped.
 
         A finding goes before trouble: on a large farm some board is always in trouble.
         """
         if self.result.interrupted:
             return EXIT_TROUBLE
         codes = {item.outcome.exit_code for item in self._items() if not _blocked(item)}
-        if EXIT_FINDING in codes or self.changes.slower:
+        if EXIT_FINDING in codes or self.changes.confirmed:
             return EXIT_FINDING
         if EXIT_TROUBLE in codes or self.left or not self.result.results:
             return EXIT_TROUBLE
@@ -65,7 +65,7 @@ class Report:
         parts = [f"{passed} passed"]
         parts += [f"{found} with findings"] if found else []
         parts += [f"{trouble} in trouble"] if trouble else []
-        parts += [f"{len(self.changes.slower)} slower"] if self.changes.slower else []
+        parts += [f"{len(self.changes.confirmed)} worse"] if self.changes.confirmed else []
         parts += ["stopped"] if self.result.interrupted else []
         count = f"{len(outcomes)} board{'' if len(outcomes) == 1 else 's'}"
         return f"nightly {self.began.astimezone():%Y-%m-%d}: {count}: {', '.join(parts)}"

@@ -46,7 +46,7 @@ DETECTOR = "screen"
 @dataclasses.dataclass(frozen=True)
 class Metric:
     """`column` is of NightRow; a rate (tokens/s) is turned into a time. `ab` is the metric of
-    a comparison that stands for it, None where nights of one engine are exactly alike."""
+    a comparison that stands for it, None for a number that is computed, not measured."""
 
     name: str
     column: str
@@ -128,7 +128,8 @@ class Series:
     @property
     def look(self) -> Look:
         """The newest night against its segment."""
-        return look(self.nights, self.begin, self.apart)
+        computed = self.metric.ab is None
+        return look(self.nights, self.begin, self.apart, computed=computed)
 
     @property
     def floor(self) -> NoiseFloor:
@@ -289,6 +290,11 @@ def of_board(board: str, series: Sequence[Series]) -> BoardTonight:
     timed = [one for one in series if one.metric.stage == "curve"]
     floors = floors_of({one.key.hash: one.nights for one in series})
     together = moved_together({one.key.hash: looks[one.key] for one in timed}, floors)
+    return BoardTonight(board, tuple(series), looks, together, growth(series))
+
+
+def growth(series: Sequence[Series]) -> NoiseGrowth:
+    """Whether one board became noisier, by those of its series that have most nights."""
+    timed = [one for one in series if one.metric.stage == "curve"]
     longest = max((len(one.points) for one in timed), default=0)
-    grown = noise_growth([one.nights for one in timed if len(one.points) == longest])
-    return BoardTonight(board, tuple(series), looks, together, grown)
+    return noise_growth([one.nights for one in timed if len(one.points) == longest])

@@ -105,8 +105,8 @@ class Changes:
     noisier: tuple[str, ...] = ()  # sentences, of boards whose nights scatter more than they did
 
     @property
-    def slower(self) -> tuple[Shift, ...]:
-        """What an A/B confirmed: slower, or more memory, or further from the reference."""
+    def confirmed(self) -> tuple[Shift, ...]:
+        """What got worse and was confirmed: slower, more memory, further from the reference."""
         return tuple(shift for shift in self.shifts if shift.confirmed)
 
     def lines(self) -> list[str]:

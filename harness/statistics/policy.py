@@ -107,9 +107,17 @@ def _critical(freedom: int) -> float:
     return float(stats.t.isf(IMPROVED_P, freedom))
 
 
-def look(nights: Sequence[Night], begin: int = 0, apart: Collection[int] = ()) -> Look:
+def look(
+    nights: Sequence[Night],
+    begin: int = 0,
+    apart: Collection[int] = (),
+    *,
+    computed: bool = False,
+) -> Look:
     """The last of `nights` against its segment. A suspect is beyond the screen and at least 1 %
-    worse: what is less is none for the A/B either."""
+    worse: what is less is none for the A/B either. `computed`: the number is no measurement, but
+    follows from the engine; where the nights before are alike to the last bit, it has to be 10 %
+    worse, and needs no A/B."""
     *before, tonight = nights
     kept = baseline(before, begin, apart)
     values = [float(before[at].value or 0.0) for at in kept]
@@ -123,7 +131,7 @@ def look(nights: Sequence[Night], begin: int = 0, apart: Collection[int] = ()) -
     if not tonight.usable or tonight.value is None or len(values) < LEAST_NIGHTS:
         return Look(None, False, None, None, len(values), level, last, same)
     found = screen(values, tonight.value)
-    exact = float(np.std(np.log(values))) < EXACT
+    exact = computed and float(np.std(np.log(values))) < EXACT
     worse = bool(found.suspect) and (found.shift or 0.0) >= (EXACT_SHIFT if exact else MARGIN)
     better = _better([math.log(value) for value in values], math.log(tonight.value))
     return Look(worse, better, found.shift, found.p, len(values), level, last, same, exact)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.boards.care import EVENT, Care
+from harness.compare.planning import planned
 from harness.farm.confirming import Ab, settle
 from harness.farm.nightly import report
 from harness.farm.results import CampaignResult, StageResult
@@ -174,7 +175,7 @@ def test_a_suspect_is_told_and_is_a_finding_once_an_ab_confirms_it(nights: Night
     code, text = nights.report(last)
     assert code == 1
     assert "worse, confirmed: rk curve: time per token at the end of the context" in text
-    assert "1 slower" in text
+    assert "1 worse" in text
 
 
 def test_a_speed_within_what_nights_differ_by_is_not_told(nights: Nights) -> None:
@@ -235,6 +236,16 @@ def test_the_same_engine_is_never_blamed_and_needs_no_ab(nights: Nights) -> None
     (alert,) = Alerts(nights.store).all("rk")
     assert alert.decided == "board"
     assert nights.report(last)[0] == 0
+
+
+def test_nights_of_one_engine_tell_how_many_pairs_a_comparison_needs(nights: Nights) -> None:
+    assert planned(nights.store, "rk", 0.05, ["tpot_s"]) == {}
+    for speed in (*STEADY, *STEADY):
+        nights.night({"rk": {"curve": "pass"}}, speed=speed, build="b" * 64)
+    plan = planned(nights.store, "rk", 0.05, ["tpot_s", "rss_mb"])
+    assert set(plan) == {"tpot_s"}
+    assert plan["tpot_s"].enough
+    assert plan["tpot_s"].minutes is None  # nobody has timed a pair here
 
 
 def test_a_segment_ends_with_a_confirmed_change_or_a_declared_event(nights: Nights) -> None:

@@ -129,7 +129,7 @@ def watch(board: Board, told: list[Told], screened: list[tuple[str, bool | None]
         if night % LEAK_EVERY == 0 and board.leaks(late):
             tell("leak")
         looks = {
-            name: look(nights, board.begins[name], board.apart[name])
+            name: look(nights, board.begins[name], board.apart[name], computed=name == "kl")
             for name, nights in board.series.items()
         }
         together = moved_together(looks, floors_of(board.series))
@@ -247,6 +247,27 @@ def test_only_an_ab_of_another_engine_confirms(
     assert decide(found, together, verdict) is decided
     assert needs_ab(found) is (build == "new")
     assert decided.alerts is (decided is Decided.CONFIRMED)
+
+
+def test_what_is_computed_needs_no_ab_while_nights_are_alike_to_the_last_bit() -> None:
+    alike = [*nights([0.004] * 6), Night(0.006, "new")]
+    found = look(alike, computed=True)
+    assert (found.suspect, found.exact, needs_ab(found)) == (True, True, False)
+    assert decide(found, moved_together({}, {}), None) is Decided.CONFIRMED
+    assert look([*alike[:6], Night(0.0042, "new")], computed=True).suspect is False
+    measured = look(alike)  # a clock that is coarse tells equal times as well
+    assert needs_ab(measured)
+    assert decide(measured, moved_together({}, {}), None) is Decided.UNDECIDED
+
+
+def test_an_engine_is_not_to_blame_once_it_was_good_for_five_nights() -> None:
+    rng = np.random.default_rng(3)
+    old = nights([float(v) for v in 50 * np.exp(rng.normal(0, 0.01, 10))])
+    new = nights([float(v) for v in 50 * np.exp(rng.normal(0, 0.01, 5))], "new")
+    young = look([*old, *new[:4], Night(56.0, "new")])
+    assert (young.same_build, young.last_good) == (False, 9)  # the last night of the old one
+    proven = look([*old, *new, Night(56.0, "new")])
+    assert (proven.same_build, proven.last_good) == (True, 14)
 
 
 def test_equal_nights_give_the_floor_and_a_new_build_is_no_noise() -> None:
