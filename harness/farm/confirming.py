@@ -143,7 +143,8 @@ def _told(
     if decided is Decided.REFUTED:
         return f"an A/B sees no difference: {said}"
     why = (ab.why if ab is not None else "") or said or "there was no A/B"
-    return f"not decided: {why}"
+    beside = f"; {together.share:.0%} of the board's series moved together{checked}"
+    return f"not decided: {why}{beside if together.shifted else ''}"
 
 
 class BoardAb:
