@@ -14,6 +14,8 @@ from harness.store.alerts import Alert, Alerts
 from harness.store.models import AlertRow, BoardEventRow, BoardRow, LeaseRow, QuarantineRow
 
 SHOWN_NIGHTS = 180  # the newest; older ones stay in the store
+FEWEST_NIGHTS = 60  # of a large farm, whose site has to be built in seconds too
+MOST_BOARD_NIGHTS = 10_000
 JOURNAL = 60  # lines of one board
 ALERTS = 40
 
@@ -33,8 +35,11 @@ def stamp(session: Session) -> tuple[object, ...]:
 
 def load(store: Store) -> Nights:
     """Every board that the store knows, by name."""
+    with store.database.reading() as session:
+        rows = session.scalars(sa.select(BoardRow).order_by(BoardRow.name)).all()
+    shown = MOST_BOARD_NIGHTS // max(len(rows), 1)
     series: dict[str, list[Series]] = {}
-    for one in all_series(store, newest=SHOWN_NIGHTS):
+    for one in all_series(store, newest=min(SHOWN_NIGHTS, max(FEWEST_NIGHTS, shown))):
         series.setdefault(one.key.board, []).append(one)
     ledger = Alerts(store)
     alerts: dict[str, list[Alert]] = {}
@@ -42,8 +47,6 @@ def load(store: Store) -> Nights:
         alerts.setdefault(alert.board, []).append(alert)
     care = Care(store)
     held = {holder.board: holder for holder in Leases(store).held()}
-    with store.database.reading() as session:
-        rows = session.scalars(sa.select(BoardRow).order_by(BoardRow.name)).all()
     found = []
     for row in rows:
         events = care.events(row.name, limit=JOURNAL)

@@ -15,7 +15,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from harness.boards.care import EVENT
 from harness.statistics.nights import Environment, NoiseFloor, noise_floor
@@ -90,8 +90,7 @@ class Key:
         return hashlib.sha256("\0".join(dataclasses.astuple(self)).encode()).hexdigest()
 
 
-@dataclasses.dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """A night of a series."""
 
     night: Night
@@ -177,20 +176,20 @@ def all_series(
         if alert.campaign_id != without:
             alerts.setdefault(alert.series, []).append(alert)
     events = declared(store, board)
-    found: dict[Key, list[Point]] = {}
-    named: dict[Key, tuple[str, str]] = {}
+    groups: dict[tuple[str, str, str, str, str], list[NightRow]] = {}
     for row in rows.values():
+        alike = (row.board, row.stage, row.model_hash or "", row.quant_hash or "", row.parameters)
+        groups.setdefault(alike, []).append(row)
+    found: dict[Key, list[Point]] = {}
+    named: dict[Key, NightRow] = {}
+    for (name, stage, model, quant, parameters), alike_rows in groups.items():
         for metric in METRICS:
-            if metric.stage != row.stage:
-                continue
-            key = Key(
-                row.board, metric.name, row.model_hash or "", row.quant_hash or "",
-                _canonical(row.parameters),
-            )  # fmt: skip
-            found.setdefault(key, []).append(_point(row, metric))
-            named[key] = row.model_name or "", row.scheme or ""
+            if metric.stage == stage:
+                key = Key(name, metric.name, model, quant, _canonical(parameters))
+                found.setdefault(key, []).extend(_points(alike_rows, metric))
+                named[key] = alike_rows[-1]
     return [
-        _series(key, *named[key], points, _alerts_of(key, alerts), events.get(key.board, ()))
+        _series(key, named[key], points, _alerts_of(key, alerts), events.get(key.board, ()))
         for key, points in sorted(found.items(), key=lambda item: dataclasses.astuple(item[0]))
         if any(point.night.value is not None for point in points)
     ]
@@ -215,23 +214,33 @@ def _canonical(parameters: str) -> str:
     return json.dumps(json.loads(parameters or "{}"), sort_keys=True)
 
 
-def _point(row: NightRow, metric: Metric) -> Point:
-    clocks = row.clocks or UNKNOWN
+def _points(rows: Sequence[NightRow], metric: Metric) -> list[Point]:
     # Memory does not depend on clocks, and neither do results.
     timed = metric.ab in ("tpot_s", "ttft_s")
-    valid = not timed or clocks.startswith((VALID, UNKNOWN))
-    night = Night(metric.value(getattr(row, metric.column)), row.build, valid)
-    return Point(night, row.run_id, row.campaign_id, row.at, row.outcome)
+    return [
+        Point(
+            Night(
+                metric.value(getattr(row, metric.column)),
+                row.build,
+                not timed or row.clocks is None or row.clocks.startswith((VALID, UNKNOWN)),
+            ),
+            row.run_id,
+            row.campaign_id,
+            row.at,
+            row.outcome,
+        )
+        for row in rows
+    ]
 
 
 def _series(
     key: Key,
-    model: str,
-    scheme: str,
+    newest: NightRow,
     points: list[Point],
     alerts: Sequence[Alert],
     events: Sequence[tuple[datetime.datetime, str]],
 ) -> Series:
+    points.sort(key=lambda point: point.at)  # parameters may have been written in several orders
     times = [point.at for point in points]
     begins = {0: "the first night"}
     for at, told in events:
@@ -248,6 +257,7 @@ def _series(
             begins[place] = alert.told
         elif decided.apart:
             apart.add(place)
+    model, scheme = newest.model_name or "", newest.scheme or ""
     return Series(
         key, model, scheme, tuple(points), tuple(sorted(begins.items())), frozenset(apart)
     )

@@ -214,7 +214,7 @@ def test_an_improvement_never_moves_a_baseline_by_itself() -> None:
 
 def test_a_night_apart_and_one_that_throttled_are_no_part_of_a_baseline() -> None:
     steady = nights([50.0, 50.5, 49.5, 50.2, 49.8, 50.1, 70.0, 71.0])
-    steady[5] = dataclasses.replace(steady[5], valid=False)
+    steady[5] = steady[5]._replace(valid=False)
     assert baseline(steady, apart={6, 7}) == [0, 1, 2, 3, 4]
     found = look([*steady, Night(50.3, "b")], apart={6, 7})
     assert (found.suspect, found.last_good, found.same_build) == (False, 4, False)
