@@ -87,6 +87,16 @@ class Details:
 
 
 @dataclasses.dataclass(frozen=True)
+class Glance:
+    """What pages of the whole farm say of a run, kept so that they need not read its details."""
+
+    figure: str = ""  # the one number that its stage is remembered by
+    fault: str | None = None
+    measured: bool = False  # it left details
+    reasons: tuple[str, ...] = ()  # why it warns
+
+
+@dataclasses.dataclass(frozen=True)
 class SeriesFile:
     name: str
     path: str
@@ -147,6 +157,20 @@ class Run:
     series: tuple[SeriesFile, ...] = ()
     ready: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # how it ran
+    glance: Glance | None = None  # of a run whose long fields were not read
+
+    @property
+    def measured(self) -> bool:
+        """Did it leave details?"""
+        return self.glance.measured if self.glance is not None else not self.details.empty
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The sentences of the checks that warn; its headline where there are none."""
+        if self.glance is not None:
+            return self.glance.reasons
+        found = tuple(check.sentence for check in self.checks if check.outcome == Outcome.WARN)
+        return found or (self.headline,)
 
     @property
     def status(self) -> str:
@@ -158,6 +182,8 @@ class Run:
     @property
     def fault(self) -> str | None:
         """The fault that was planted in this run's engine, as its switch was written."""
+        if self.glance is not None:
+            return self.glance.fault
         for place in (self.engine, self.ready, self.parameters, self._environment):
             for key in ("fault", "ENGINE_FAULT"):
                 if place.get(key):

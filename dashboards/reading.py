@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session, load_only, selectinload
+from sqlalchemy.orm import Session, selectinload
 
 from dashboards import reading_nights, reading_searches
 from dashboards.data import (
@@ -28,12 +28,19 @@ from engine.records import Event, RecordError
 from harness.store import Store
 from harness.store.crashes import note_of
 from harness.store.models import BoardRow, CampaignRow, CheckRow, CrashRow, ModelRow, RunRow
+from harness.store.newest import parts_of_newest
 from harness.store.owner import is_dead
 from harness.verdicts import Check, Outcome
 
-KEPT = 5  # runs of one stage that keep a page; older ones stay in the store
+WINDOW = 12  # newest runs of one board, model and stage that are looked at
+KEPT = 5  # of them that keep a page; older ones stay in the store
+LEAST_KEPT = 2  # where there are so many boards that all together would be more than
+MOST_PAGES = 2000
+RECENT = 3  # newest campaigns whose runs may still change
+MOST_PARAMETERS = 200  # SQLite takes a bounded number of them
 READY_WITHIN = 200  # lines of a run's events in which its `ready` must come
 _LINE_LIMIT = 1 << 20
+_OUTCOMES = {outcome.value: outcome for outcome in Outcome}
 
 _LIGHT = (
     RunRow.id,
@@ -57,22 +64,45 @@ _LIGHT = (
 
 
 def stamp(store: Store) -> tuple[object, ...]:
-    """Changes whenever results arrive or a run changes its state; cheap enough to ask often."""
+    """Changes whenever results arrive or a run changes its state; cheap enough to ask often.
+
+    All runs are counted, but only those of the newest campaigns and of unfinished ones are looked
+    at: the others are over.
+    """
     with store.database.reading() as session:
+        newest = sa.select(CampaignRow.id).order_by(CampaignRow.started_at.desc()).limit(RECENT)
+        recent = set(session.scalars(newest))
+        recent |= set(
+            session.scalars(sa.select(CampaignRow.id).where(CampaignRow.finished_at.is_(None)))
+        )
         runs = session.execute(
             sa.select(RunRow.state, sa.func.count(), sa.func.max(RunRow.finished_at))
+            .where(RunRow.campaign_id.in_(sorted(recent)[:MOST_PARAMETERS]))
             .group_by(RunRow.state)
             .order_by(RunRow.state)
         ).all()
+        count = session.scalar(sa.select(sa.func.count()).select_from(RunRow))
         campaigns = session.execute(
             sa.select(sa.func.count(), sa.func.max(CampaignRow.finished_at))
         ).all()
         found = (*reading_searches.stamp(session), *reading_nights.stamp(session))
-    return (*(tuple(row) for row in runs), *(tuple(row) for row in campaigns), *found)
+    return (*(tuple(row) for row in runs), count, *(tuple(row) for row in campaigns), *found)
 
 
 def load(store: Store) -> Results:
-    """Everything the site shows. Long details are read only for the runs that keep a page."""
+    """Everything the site shows, with the long fields of all runs that keep a page."""
+    results = outline(store)
+    whole = whole_runs(store, {run.id for run in results.runs})
+    cases = tuple(fill(case, whole) for case in results.cases)
+    runs = tuple(dataclasses.replace(run, **whole[run.id]) for run in results.runs)
+    return dataclasses.replace(results, cases=cases, runs=runs)
+
+
+def outline(store: Store) -> Results:
+    """Everything the site shows but the long fields of runs (checks, details, facts, series).
+
+    Of each board, model and stage the newest runs are known, older ones stay in the store.
+    """
     with store.database.reading() as session:
         campaigns = {
             row.id: _campaign(row)
@@ -81,18 +111,14 @@ def load(store: Store) -> Results:
             )
         }
         boards = {row.name: _board(row) for row in session.scalars(sa.select(BoardRow))}
-        # A health check tells something about a board, not about a model.
-        product = sa.select(RunRow).where(RunRow.stage != "health")
-        rows = session.scalars(product.options(load_only(*_LIGHT))).all()
-        models = _models(rows)
-        light = [
-            _light_run(
-                row, campaigns[row.campaign_id], _board_of(boards, row.board), models[row.id]
-            )
-            for row in rows
-        ]
-        kept = _kept(cases_of(light))
-        whole = _whole(session, store.raw_root, kept)
+        part = parts_of_newest(WINDOW)
+        product = (
+            sa.select(*_LIGHT)
+            .join(part, sa.and_(RunRow.campaign_id == part.c[0], RunRow.board == part.c[1]))
+            # A health check tells something about a board, not about a model.
+            .where(RunRow.stage != "health")
+        )
+        rows = session.execute(product).all()
         crashes = _crashes(session)
         sought = reading_searches.load(session)
         known = {
@@ -100,19 +126,32 @@ def load(store: Store) -> Results:
             for row in session.scalars(sa.select(ModelRow))
             if row.hyperparameters
         }
-    runs = [dataclasses.replace(run, **whole[run.id]) if run.id in whole else run for run in light]
-    paged = tuple(run for run in runs if run.id in whole)
+    models = _models(rows)
+    light = [
+        _light_run(row, campaigns[row.campaign_id], _board_of(boards, row.board), models[row.id])
+        for row in rows
+    ]
     cases = tuple(
         dataclasses.replace(case, hyperparameters=known.get(case.model_hash, {}))
-        for case in cases_of(runs)
+        for case in cases_of(light)
     )
-    return Results(
-        cases,
-        tuple(campaigns.values()),
-        paged,
-        crashes,
-        sought,
-        nights=reading_nights.load(store),
+    kept = _kept(cases)
+    paged = tuple(run for run in light if run.id in kept)
+    nights = reading_nights.load(store)
+    return Results(cases, tuple(campaigns.values()), paged, crashes, sought, nights=nights)
+
+
+def fill(case: Case, whole: Mapping[str, Mapping[str, Any]]) -> Case:
+    """The case with the long fields of its runs, where `whole` has them."""
+
+    def filled(run: Run) -> Run:
+        return dataclasses.replace(run, **whole[run.id]) if run.id in whole else run
+
+    return dataclasses.replace(
+        case,
+        runs={stage: filled(run) for stage, run in case.runs.items()},
+        earlier={stage: filled(run) for stage, run in case.earlier.items()},
+        history=tuple(filled(run) for run in case.history),
     )
 
 
@@ -147,7 +186,7 @@ def _board_of(boards: Mapping[str, Board], name: str) -> Board:
     return boards.get(name) or Board(name)
 
 
-def _models(rows: Sequence[RunRow]) -> dict[str, tuple[str, str, str]]:
+def _models(rows: Sequence[sa.Row[Any]]) -> dict[str, tuple[str, str, str]]:
     """(model, scheme, hash) that each run counts for.
 
     The tiny stage runs a small model of its own; it belongs to the model that the same campaign
@@ -168,48 +207,54 @@ def _models(rows: Sequence[RunRow]) -> dict[str, tuple[str, str, str]]:
 
 def _kept(cases: Sequence[Case]) -> set[str]:
     """Ids of the runs that keep a page: the newest few of each stage, and what they are compared
-    with."""
+    with. Fewer where there are many boards: the site would grow beyond what is looked at."""
+    stages = sum(len(case.runs) for case in cases)
+    few = max(LEAST_KEPT, min(KEPT, MOST_PAGES // max(stages, 1)))
     kept: set[str] = set()
     for case in cases:
         seen: dict[str, int] = {}
         for run in case.history:
             seen[run.stage] = seen.get(run.stage, 0) + 1
-            if seen[run.stage] <= KEPT:
+            if seen[run.stage] <= few:
                 kept.add(run.id)
         kept.update(run.id for run in case.earlier.values())
     return kept
 
 
-def _whole(session: Session, raw_root: Path, ids: set[str]) -> dict[str, dict[str, Any]]:
-    """The heavy fields of some runs, by id."""
+def whole_runs(store: Store, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The long fields of some runs, by id."""
     found: dict[str, dict[str, Any]] = {}
     ordered = sorted(ids)
-    for start in range(0, len(ordered), 200):  # SQLite takes a bounded number of parameters
-        query = (
-            sa.select(RunRow)
-            .where(RunRow.id.in_(ordered[start : start + 200]))
-            .options(selectinload(RunRow.checks), selectinload(RunRow.series))
-        )
-        # Rows of the light query are in the session already: have their other columns filled.
-        for row in session.scalars(query.execution_options(populate_existing=True)):
-            found[row.id] = {
-                "checks": tuple(_check(check) for check in row.checks),
-                "details": Details(row.stage, row.details),
-                "engine_hash": row.engine_hash or "",
-                "toolchain": row.toolchain or "",
-                "power_mode": row.power_mode or "",
-                "boot_id": row.boot_id or "",
-                "clocks": row.clocks or "",
-                "parameters": row.parameters or {},
-                "facts": row.facts or {},
-                "deployment": row.deployment or {},
-                "series": tuple(
-                    SeriesFile(one.name, one.path, one.sha256, one.bytes) for one in row.series
-                ),
-                "ready": ready_event(raw_root / row.id / "events.jsonl"),
-                "engine": row.engine or {},
-            }
+    with store.database.reading() as session:
+        for start in range(0, len(ordered), MOST_PARAMETERS):
+            query = (
+                sa.select(RunRow)
+                .where(RunRow.id.in_(ordered[start : start + MOST_PARAMETERS]))
+                .options(selectinload(RunRow.checks), selectinload(RunRow.series))
+            )
+            for row in session.scalars(query):
+                found[row.id] = _long_fields(row, store.raw_root)
     return found
+
+
+def _long_fields(row: RunRow, raw_root: Path) -> dict[str, Any]:
+    return {
+        "checks": tuple(_check(check) for check in row.checks),
+        "details": Details(row.stage, row.details),
+        "engine_hash": row.engine_hash or "",
+        "toolchain": row.toolchain or "",
+        "power_mode": row.power_mode or "",
+        "boot_id": row.boot_id or "",
+        "clocks": row.clocks or "",
+        "parameters": row.parameters or {},
+        "facts": row.facts or {},
+        "deployment": row.deployment or {},
+        "series": tuple(
+            SeriesFile(one.name, one.path, one.sha256, one.bytes) for one in row.series
+        ),
+        "ready": ready_event(raw_root / row.id / "events.jsonl"),
+        "engine": row.engine or {},
+    }
 
 
 def _campaign(row: CampaignRow) -> Campaign:
@@ -236,8 +281,9 @@ def _board(row: BoardRow) -> Board:
     )
 
 
-def _light_run(row: RunRow, campaign: Campaign, board: Board, model: tuple[str, str, str]) -> Run:
-    outcomes = {outcome.value: outcome for outcome in Outcome}
+def _light_run(
+    row: sa.Row[Any], campaign: Campaign, board: Board, model: tuple[str, str, str]
+) -> Run:
     return Run(
         id=row.id,
         campaign=campaign,
@@ -247,7 +293,7 @@ def _light_run(row: RunRow, campaign: Campaign, board: Board, model: tuple[str, 
         model_hash=model[2],
         stage=row.stage,
         state=row.state,
-        outcome=outcomes.get(row.outcome or ""),
+        outcome=_OUTCOMES.get(row.outcome or ""),
         headline=row.headline or "",
         culprit=row.culprit,
         remedy=row.remedy,

@@ -151,8 +151,8 @@ def _thin(
 
 
 def _extremes(column: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    low = min(range(len(column)), key=lambda index: column[index][1])
-    high = max(range(len(column)), key=lambda index: column[index][1])
+    values = [value for _, value in column]
+    low, high = values.index(min(values)), values.index(max(values))
     return [column[index] for index in sorted({0, low, high, len(column) - 1})]
 
 

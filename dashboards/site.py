@@ -5,17 +5,18 @@ from __future__ import annotations
 import csv
 import dataclasses
 import datetime
+import functools
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
 
-from dashboards import plain
-from dashboards.charts import Table
-from dashboards.data import STAGE_TITLES, Results
+from dashboards import parts, plain
+from dashboards.charts import Cell, Heat, Table
+from dashboards.data import STAGE_TITLES, Case, Results
 from dashboards.files import Folder
 from dashboards.pages import (
     alignment,
@@ -32,7 +33,7 @@ from dashboards.pages import (
     stress,
 )
 from dashboards.pages.base import MEANINGS, PAGE_OF_STAGE, WORDS, Page, Places
-from dashboards.reading import load
+from dashboards.reading import outline
 from harness.paths import state_dir
 from harness.store import Store
 from harness.verdicts import Check
@@ -77,48 +78,106 @@ def build_site(store: Store, out: Path, *, incremental: bool = True) -> Path:
     return build(store, out, incremental=incremental).index
 
 
-def build(store: Store, out: Path, *, incremental: bool = True) -> SiteReport:
-    """As `build_site`, and tells what was written."""
-    return write_site(load(store), out, incremental=incremental)
+def build(
+    store: Store,
+    out: Path,
+    *,
+    incremental: bool = True,
+    told: Callable[[int, int], None] = lambda done, total: None,
+) -> SiteReport:
+    """As `build_site`, and tells what was written. Pages of a board whose results did not change
+    are left as they are. `told` hears how many boards of how many are done."""
+    target = store.database.url.render_as_string(hide_password=False)
+    return _write(outline(store), out, incremental, target, told)
 
 
 def write_site(results: Results, out: Path, *, incremental: bool = True) -> SiteReport:
-    """Renders `results`; the Farm page is written last, when all that it links to is there."""
+    """Renders `results`, which hold the long fields of all runs that keep a page."""
+    return _write(results, out, incremental, None, lambda done, total: None)
+
+
+def _write(
+    results: Results,
+    out: Path,
+    incremental: bool,
+    target: str | None,
+    told: Callable[[int, int], None],
+) -> SiteReport:
+    """The Farm page is written last, when all that it links to is there."""
     folder = Folder.open(out, incremental=incremental)
-    environment = make_environment()
     places = Places(results)
-    found = list(pages(results, places))
-    texts = {page.path: render(environment, page, places) for page in found}
-    files = {path: text.encode() for path, text in texts.items()}
-    for page in found:
-        for table in page.values.get("tables", ()):
-            files[table.csv] = csv_bytes(table.whole)
-        files.update(page.values.get("files", {}))
+    job = parts.Job(out, incremental, results, target, case_files)
+    pages, notes, stale = 0, {}, {}
+    for index, case in enumerate(results.cases):
+        name, of = places.folder(case), parts.inputs(case, places)
+        kept = folder.keep(name, of) if target is not None else None
+        if kept is None:
+            stale[index] = of
+        else:
+            notes.update(kept.note)
+            pages += _html(kept.files)
+    cases = {places.folder(results.cases[index]): results.cases[index] for index in stale}
+    folder.begin({name: parts.beginnings(case, places) for name, case in cases.items()})
+    for index, part, written in parts.make_all(job, places, list(stale)):
+        made = dataclasses.replace(part, of=stale.pop(index))
+        folder.take(places.folder(results.cases[index]), made, written)
+        notes.update(made.note)
+        pages += _html(made.files)
+        told(len(cases) - len(stale), len(cases))
+    if target is not None:
+        results = parts.with_glances(results, notes)
+    files = files_of(farm_pages(results, places), places)
     for path in sorted((HERE / "static").iterdir()):
         files[f"static/{path.name}"] = path.read_bytes()
     folder.expect(files)
     for name in sorted(files, key=lambda name: (name == "index.html", name)):
         folder.put(name, files[name])
     folder.finish()
-    return SiteReport(
-        out / "index.html", len(texts), folder.written, folder.unchanged, folder.removed
-    )
+    pages += _html(files)
+    return SiteReport(out / "index.html", pages, folder.written, folder.unchanged, folder.removed)
 
 
-def pages(results: Results, places: Places) -> Iterator[Page]:
+def _html(files: Iterable[str]) -> int:
+    return sum(path.endswith(".html") for path in files)
+
+
+def farm_pages(results: Results, places: Places) -> Iterator[Page]:
+    """The pages of the whole farm. They must do with `Run.glance`: the long fields of runs (checks,
+    details, facts) are not there."""
     yield farm.page(results, places)
     yield from crash.pages(results, places)
-    for case in results.cases:
-        yield bringup.page(case, places)
-        for stage, make in STAGE_PAGES.items():
-            if stage in case.runs:
-                yield make(case, case.runs[stage], places)
-    for one in results.runs:
-        yield run.page(one, places)
     for search in results.searches:
         yield (compare if search.kind == compare.KIND else bisect).page(search, places)
     yield from history.pages(results, places)
     yield from health.pages(results, places)
+
+
+def case_pages(case: Case, places: Places) -> Iterator[Page]:
+    """The pages of one board and model. What they show must be of the case: it is what decides
+    whether they are made again (see `parts.inputs`)."""
+    yield bringup.page(case, places)
+    for stage, make in STAGE_PAGES.items():
+        if stage in case.runs:
+            yield make(case, case.runs[stage], places)
+    for one in case.history:
+        if places.has_run(one):
+            yield run.page(one, places)
+
+
+def case_files(case: Case, places: Places) -> dict[str, bytes]:
+    return files_of(case_pages(case, places), places)
+
+
+def files_of(pages: Iterable[Page], places: Places) -> dict[str, bytes]:
+    """Pages as files, with the tables that belong to them."""
+    environment = make_environment()
+    files = {}
+    for page in pages:
+        files[page.path] = render(environment, page, places).encode()
+        for table in page.values.get("tables", ()):
+            files[table.csv] = csv_bytes(table.whole)
+        files.update(page.values.get("files", {}))
+    return files
 
 
 def render(environment: jinja2.Environment, page: Page, places: Places) -> str:
@@ -127,6 +186,7 @@ def render(environment: jinja2.Environment, page: Page, places: Places) -> str:
     )
 
 
+@functools.cache
 def make_environment() -> jinja2.Environment:
     """Jinja with escaping everywhere, no undefined names, and hidden characters made visible."""
     environment = jinja2.Environment(
@@ -147,6 +207,7 @@ def make_environment() -> jinja2.Environment:
         when=when,
         iso=iso,
         table_rows=table_rows,
+        heat_cells=heat_cells,
         check_name=check_name,
         prose=prose,
     )
@@ -204,17 +265,42 @@ def table_rows(table: Table) -> Markup:
     return Markup("\n".join(f"<tr>{row}</tr>" for row in rows))  # noqa: S704 - cells are escaped
 
 
+def heat_cells(heat: Heat) -> Markup:
+    """The cells of a map, what is not finite crossed out, what fails spotted. Written here as
+    `table_rows` are: a deep model has thousands."""
+    return Markup("\n".join(map(_heat_cell, heat.cells)))  # noqa: S704 - titles are escaped
+
+
+def _heat_cell(cell: Cell) -> str:
+    x, y, width, height = cell.x, cell.y, cell.width, cell.height
+    drawn = (
+        f'<rect class="cell {cell.style}" x="{x}" y="{y}" width="{width}" height="{height}" '
+        f'rx="2"><title>{escape(plain.visible(cell.title))}</title></rect>'
+    )
+    if "nonfinite" in cell.style:
+        left, right, top, bottom = x + 3, x + width - 3, y + 3, y + height - 3
+        lines = f"M{left} {top}L{right} {bottom}M{right} {top}L{left} {bottom}"
+        drawn += f'<path class="cross" d="{lines}"/>'
+    elif "bad" in cell.style:
+        drawn += f'<circle class="spot" cx="{x + width / 2}" cy="{y + height / 2}" r="3"/>'
+    return drawn
+
+
 def _cell(value: object, right: bool) -> str:
     """Plain digits that can be copied; numbers also as they are, for sorting."""
+    if isinstance(value, float):  # six digits, but 0.99999999 must not read as 1
+        text = f"{value:.10g}" if 0.99 < abs(value) < 1 else f"{value:.6g}"
+        return f'<td class="num" data-value="{value!r}">{text}</td>'
     if value is None:
         return '<td class="num">–</td>' if right else "<td>–</td>"
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if isinstance(value, int):
-            text = str(value)
-        else:  # six digits, but 0.99999999 must not read as 1
-            text = f"{value:.10g}" if 0.99 < abs(value) < 1 else f"{value:.6g}"
-        return f'<td class="num" data-value="{value!r}">{text}</td>'
-    return f"<td>{escape(plain.visible(str(value)))}</td>"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f'<td class="num" data-value="{value}">{value}</td>'
+    return _text_cell(str(value))
+
+
+@functools.lru_cache(maxsize=4096)  # outcomes, ops and modes recur
+def _text_cell(text: str) -> str:
+    return f"<td>{escape(plain.visible(text))}</td>"
 
 
 def csv_bytes(table: Table) -> bytes:
@@ -222,7 +308,10 @@ def csv_bytes(table: Table) -> bytes:
     target = io.StringIO()
     writer = csv.writer(target, lineterminator="\r\n")
     writer.writerow(table.columns)
-    writer.writerows([_csv_cell(value) for value in row] for row in table.rows)
+    if all(table.numeric):
+        writer.writerows(table.rows)
+    else:
+        writer.writerows([_csv_cell(value) for value in row] for row in table.rows)
     return target.getvalue().encode("utf-8", errors="replace")
 
 

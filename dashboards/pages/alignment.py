@@ -100,24 +100,26 @@ def layer_columns(ops: Sequence[OpError]) -> list[tuple[str, int | None]]:
     return before + [(str(layer), layer) for layer in layers] + after
 
 
-def worst_of_column(
-    ops: Sequence[OpError], mode: str, name: str, layer: int | None
-) -> OpError | None:
-    """The op with the lowest cosine (not finite counts as lowest) in one column."""
-    inside = [
-        op
-        for op in ops
-        if op.mode == mode
-        and op.layer == layer
-        and (layer is not None or op.op.split(".")[0] == name)
-    ]
+def worst_of_columns(
+    ops: Sequence[OpError], columns: Sequence[tuple[str, int | None]]
+) -> dict[tuple[str, str], OpError]:
+    """The op with the lowest cosine (not finite counts as lowest) of each (mode, column's name)."""
+    names = {layer: name for name, layer in columns if layer is not None}
 
     def rank(op: OpError) -> float:
         if op.cosine is not None and not op.non_finite:
             return op.cosine
         return -2.0 if op.outcome == "fail" else 2.0  # 2: the run ended before this op
 
-    return min(inside, key=rank, default=None)
+    worst: dict[tuple[str, str], OpError] = {}
+    for op in ops:
+        name = op.op.split(".")[0] if op.layer is None else names.get(op.layer)
+        if name is None:
+            continue
+        before = worst.get((op.mode, name))
+        if before is None or rank(op) < rank(before):
+            worst[op.mode, name] = op
+    return worst
 
 
 def _worse(op: OpError) -> str:

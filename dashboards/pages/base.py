@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dashboards import plain
-from dashboards.data import Case, Results, Run
+from dashboards.data import Case, Glance, Results, Run
 from dashboards.searches import Search
 from engine.placement import Placement
 from harness.verdicts import Outcome
@@ -79,15 +79,17 @@ class Places:
             taken.add(name)
             self._cases[key] = f"boards/{name}"
 
+    def folder(self, case: Case) -> str:
+        return self._cases[case.board.name, case.model, case.scheme]
+
     def case(self, case: Case, page: str = "index") -> str:
-        key = (case.board.name, case.model, case.scheme)
-        return posixpath.join(self._cases[key], f"{page}.html")
+        return posixpath.join(self.folder(case), f"{page}.html")
 
     def stage(self, case: Case, stage: str) -> str:
         """The page that shows a stage: its own where it has measurements, else the bring-up page at
         that stage."""
         page = PAGE_OF_STAGE.get(stage)
-        if page is not None and stage in case.runs and not case.runs[stage].details.empty:
+        if page is not None and stage in case.runs and case.runs[stage].measured:
             return self.case(case, page)
         return f"{self.case(case)}#stage-{plain.slug(stage)}"
 
@@ -133,6 +135,8 @@ def _unique(names: Sequence[str]) -> dict[str, str]:
 
 def key_figure(run: Run) -> str:
     """The one number that a stage is remembered by; "" where it has none to believe."""
+    if run.glance is not None:
+        return run.glance.figure
     if run.outcome not in (Outcome.PASS, Outcome.WARN, Outcome.FAIL):
         return ""
     details = run.details
@@ -157,6 +161,12 @@ def key_figure(run: Run) -> str:
         held = f", × {plain.number(ratio)}" if ratio is not None else ""
         return f"{plain.number(details['minutes'])} min{held}"
     return ""
+
+
+def glance(run: Run) -> Glance:
+    """What pages of the whole farm need to know of a run, when its details are gone."""
+    warns = run.outcome is Outcome.WARN
+    return Glance(key_figure(run), run.fault, run.measured, run.reasons if warns else ())
 
 
 def blocked_after(case: Case, run: Run) -> tuple[str, ...]:

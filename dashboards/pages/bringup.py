@@ -12,7 +12,7 @@ from dashboards import engines, plain
 from dashboards.charts import Bars, Chart, Heat, Table, bars, heat
 from dashboards.data import STAGE_QUESTIONS, STAGE_TITLES, Case, Run
 from dashboards.pages import planned, stress
-from dashboards.pages.alignment import MODES, cell_style, layer_columns, ramp, say, worst_of_column
+from dashboards.pages.alignment import MODES, cell_style, layer_columns, ramp, say, worst_of_columns
 from dashboards.pages.base import (
     Page,
     Places,
@@ -199,10 +199,10 @@ def cosines(case: Case) -> Heat | None:
     columns = layer_columns(ops)
     modes = [mode for mode in MODES if any(op.mode == mode for op in ops)]
     names = tuple(name for name, _ in columns)
+    worst_ops = worst_of_columns(ops, columns)
 
     def cell(row: int, column: int) -> tuple[str, str] | None:
-        name, layer = columns[column]
-        worst = worst_of_column(ops, modes[row], name, layer)
+        worst = worst_ops.get((modes[row], names[column]))
         if worst is None:
             return None
         return cell_style(worst, "cosine"), f"{modes[row]}, {worst.op}: {say(worst, 'cosine')}"

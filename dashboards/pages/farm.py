@@ -178,8 +178,7 @@ def warned(results: Results, places: Places) -> tuple[Warned, ...]:
             case,
             run,
             places.stage(case, run.stage),
-            tuple(check.sentence for check in run.checks if check.outcome == Outcome.WARN)
-            or (run.headline,),
+            run.reasons,
         )
         for case in results.cases
         for stage in case.stages

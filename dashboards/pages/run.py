@@ -17,7 +17,7 @@ from dashboards.pages.ops import profile_tables
 from dashboards.pages.stress import samples_table, turns_table
 from engine.placement import ranges
 
-ROWS_SHOWN = 2500  # on the page; the CSV beside it has all
+ROWS_SHOWN = 1000  # on the page; the CSV beside it has all
 
 
 @dataclasses.dataclass(frozen=True)

@@ -333,9 +333,8 @@ def test_columns_are_embedding_layers_head_in_the_order_of_the_program() -> None
 
 def test_the_strip_shows_the_worst_op_of_a_layer() -> None:
     ops = [op("L00.attn.q", cosine=0.999), op("L00.attn.k", cosine=0.97), op("L00.attn.v")]
-    worst = alignment.worst_of_column(ops, "local", "0", 0)
-    assert worst is not None
-    assert worst.op == "L00.attn.k"
+    worst = alignment.worst_of_columns(ops, [("0", 0)])
+    assert worst["local", "0"].op == "L00.attn.k"
 
 
 def test_a_text_difference_is_marked_on_both_sides() -> None:
