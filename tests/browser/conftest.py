@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,12 +32,23 @@ FLAGS = [
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """`pages` holds every page of a board and of a search, and one data page for each stage and
-    outcome."""
+    """`pages` holds every page found on disk, of the data pages one for each stage and outcome."""
 
     root: Path
     pages: tuple[str, ...]
     by_name: dict[str, str]  # short names of one page of each kind
+
+    @functools.cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """One page of each kind, the longest. A page of a new kind is among them by itself."""
+        longest: dict[str, tuple[int, str]] = {}
+        for path in self.pages:
+            text = (self.root / path).read_text()
+            kind = re.search(r'<p class="eyebrow">(.*?)</p>', text)
+            title = re.search(r"<h1>(\w*)", text)  # of a run its stage
+            key = f"{kind[1] if kind else path} {title[1] if title and 'runs/' in path else ''}"
+            longest[key] = max(longest.get(key, (0, "")), (len(text), path))
+        return tuple(path for _, path in longest.values())
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +62,7 @@ def site(sample: Any, tmp_path_factory: pytest.TempPathFactory) -> Site:
     runs = {}
     for run in results.runs:
         runs.setdefault((run.stage, run.status), f"runs/{run.id}.html")
+    others = {f"runs/{run.id}.html" for run in results.runs} - set(runs.values())
     boards = sorted(path.relative_to(root).as_posix() for path in root.glob("boards/*/*.html"))
 
     def page(board: str, name: str) -> str:
@@ -65,8 +79,8 @@ def site(sample: Any, tmp_path_factory: pytest.TempPathFactory) -> Site:
         "run": runs["stress", "warn"],
         **{f"search {kind}": f"searches/{search}.html" for kind, search in searches.items()},
     }
-    found = sorted(path.relative_to(root).as_posix() for path in root.glob("searches/*.html"))
-    return Site(root, ("index.html", *boards, *runs.values(), *found), by_name)
+    found = sorted({path.relative_to(root).as_posix() for path in root.rglob("*.html")} - others)
+    return Site(root, tuple(found), by_name)
 
 
 @pytest.fixture(scope="session")
