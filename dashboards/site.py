@@ -29,6 +29,7 @@ from dashboards.pages import (
     health,
     history,
     ops,
+    report,
     run,
     stress,
 )
@@ -46,10 +47,11 @@ STAGE_PAGES = {
     "profile": ops.page,
 }
 
-# Only files of the site itself, nothing inline. `connect-src` lets a served page ask whether it
-# has been rebuilt.
+# Only files of the site itself; nothing inline but the report's own style, by its hash.
+# `connect-src` lets a served page ask whether it has been rebuilt.
 POLICY = (
-    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; "
+    f"default-src 'none'; style-src 'self' {report.style_source()}; script-src 'self'; "
+    "img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'"
 )
 
@@ -156,6 +158,7 @@ def case_pages(case: Case, places: Places) -> Iterator[Page]:
     """The pages of one board and model. What they show must be of the case: it is what decides
     whether they are made again (see `parts.inputs`)."""
     yield bringup.page(case, places)
+    yield report.page(case, places)
     for stage, make in STAGE_PAGES.items():
         if stage in case.runs:
             yield make(case, case.runs[stage], places)
@@ -210,6 +213,7 @@ def make_environment() -> jinja2.Environment:
         heat_cells=heat_cells,
         check_name=check_name,
         prose=prose,
+        css=css,
     )
     environment.globals.update(
         policy=POLICY,
@@ -243,6 +247,13 @@ def prose(text: str) -> Markup:
         Markup("<code>{}</code>").format(part) if index % 2 else escape(part)
         for index, part in enumerate(parts)
     )
+
+
+def css(text: str) -> Markup:
+    """A style sheet of ours inside of a page, which nothing in it may end."""
+    if "<" in text:
+        raise ValueError("a style sheet inside of a page must not hold '<'")
+    return Markup(text)  # noqa: S704 - a file of this package
 
 
 # Words of a check's id that people write otherwise.

@@ -63,6 +63,7 @@ class Places:
     """Where each page lies. Names come from boards and models, so they are made safe and unique."""
 
     def __init__(self, results: Results) -> None:
+        self.crash_groups = results.crashes
         self._cases: dict[tuple[str, str, str], str] = {}
         self._runs = {run.id: plain.slug(run.id) for run in results.runs}
         self._case_of_run = {

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 from dashboards import engines, plain
+from dashboards.acceptance import accept
 from dashboards.charts import Bars, Chart, Heat, Table, bars, heat
 from dashboards.data import STAGE_QUESTIONS, STAGE_TITLES, Case, Run
 from dashboards.pages import planned, stress
@@ -73,6 +74,7 @@ def page(case: Case, places: Places) -> Page:
             "facts": board_facts(case),
             "notes": notes(case),
             "campaign": case.newest.campaign,
+            "accepted": accept(case, None, places.crash_groups).words,
             "history": tuple(run for run in case.history if places.has_run(run)),
         },
     )

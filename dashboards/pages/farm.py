@@ -9,6 +9,8 @@ from dashboards.data import Case, Results, Run
 from dashboards.pages.base import Page, Places, blocked_after, key_figure
 from harness.verdicts import SEVERITY, Outcome
 
+SHOWN = 40  # of a list above or below the matrix, which has everything
+
 
 @dataclasses.dataclass(frozen=True)
 class CellView:
@@ -84,6 +86,7 @@ def page(results: Results, places: Places) -> Page:
             "campaigns": results.campaigns[:12],
             "searches": results.searches[:12],
             "boards_of": _boards_of(results),
+            "shown": SHOWN,
         },
     )
 

@@ -47,6 +47,9 @@ NOUNS = {
     "triage": Noun(
         "harness.cli.triage", "Explain crashes: class, instruction, signature, how to see it again."
     ),
+    "report": Noun(
+        "harness.cli.report", "Is a board accepted, line by line? One file to mail, or JSON."
+    ),
     "results": Noun("harness.cli.results", "Show stored results; export them as CSV or JSON."),
     "dashboard": Noun("harness.cli.dashboard", "Build or serve the dashboard of stored results."),
 }
@@ -87,6 +90,7 @@ Name the culprit
 Look at results
   harness results show                      the newest outcome of each board and stage
   harness results alerts                    what nights suspected, and what became of it
+  harness report --board rk3588-01          the acceptance report; --out writes one file to mail
   harness results export runs.csv           or .json, .parquet
   harness dashboard build                   static pages that open from file://
 

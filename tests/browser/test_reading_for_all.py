@@ -22,7 +22,8 @@ FOCUSABLE = """() => {
     "summary, [tabindex='0']");
   let count = 0;
   for (const one of all) {
-    if (!one.checkVisibility({ checkVisibilityCSS: true }) && !one.matches(".switch > input")) continue;
+    const seen = one.checkVisibility({ checkVisibilityCSS: true });
+    if (!seen && !one.matches(".switch > input")) continue;
     one.dataset.reach = String(count++);
   }
   return count;
