@@ -94,6 +94,10 @@ class Glance:
     fault: str | None = None
     measured: bool = False  # it left details
     reasons: tuple[str, ...] = ()  # why it warns
+    # tok/s at the start and the end of the context, and what the memory allows
+    speeds: tuple[float | None, float | None, float | None] | None = None
+    why: str = ""  # what limits the speed, in a sentence
+    steps: tuple[str, ...] = ()  # where the curve steps
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 from harness.errors import HarnessError
 
 MANIFEST = ".dashboard.json"  # which files here are ours; others are never touched
-MADE_SUFFIXES = (".html", ".csv")
+MADE_SUFFIXES = (".html", ".csv", ".json")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,12 +53,19 @@ class Health:
 class Nights:
     health: tuple[Health, ...] = ()
     detectors: tuple[Record, ...] = ()
+    # (board, model, scheme) of those that nights measured; None: those that `health` has series of
+    measured: frozenset[tuple[str, str, str]] | None = None
 
     @property
     def by_case(self) -> Mapping[tuple[str, str, str], list[Series]]:
-        """(board, model, scheme) → its series."""
+        """(board, model, scheme) → its series, where they were read."""
         found: dict[tuple[str, str, str], list[Series]] = {}
         for one in self.health:
             for series in one.series:
                 found.setdefault((one.board, series.model, series.scheme), []).append(series)
         return found
+
+    @property
+    def cases(self) -> frozenset[tuple[str, str, str]]:
+        """(board, model, scheme) of all that has a history."""
+        return frozenset(self.by_case) if self.measured is None else self.measured

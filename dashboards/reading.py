@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,18 @@ from dashboards.data import (
     cases_of,
 )
 from engine.records import Event, RecordError
+from harness.farm.series import KIND
 from harness.store import Store
 from harness.store.crashes import note_of
-from harness.store.models import BoardRow, CampaignRow, CheckRow, CrashRow, ModelRow, RunRow
+from harness.store.models import (
+    BoardRow,
+    CampaignRow,
+    CheckRow,
+    CrashRow,
+    ModelRow,
+    NumbersRow,
+    RunRow,
+)
 from harness.store.newest import parts_of_newest
 from harness.store.owner import is_dead
 from harness.verdicts import Check, Outcome
@@ -94,12 +104,14 @@ def load(store: Store) -> Results:
     results = outline(store)
     whole = whole_runs(store, {run.id for run in results.runs})
     cases = tuple(fill(case, whole) for case in results.cases)
+    nights = reading_nights.load(store)
     runs = tuple(dataclasses.replace(run, **whole[run.id]) for run in results.runs)
-    return dataclasses.replace(results, cases=cases, runs=runs)
+    return dataclasses.replace(results, cases=cases, runs=runs, nights=nights)
 
 
 def outline(store: Store) -> Results:
-    """Everything the site shows but the long fields of runs (checks, details, facts, series).
+    """Everything the site shows but the long fields of runs (checks, details, facts, series) and
+    the series of nights.
 
     Of each board, model and stage the newest runs are known, older ones stay in the store.
     """
@@ -113,8 +125,9 @@ def outline(store: Store) -> Results:
         boards = {row.name: _board(row) for row in session.scalars(sa.select(BoardRow))}
         part = parts_of_newest(WINDOW)
         product = (
-            sa.select(*_LIGHT)
+            sa.select(*_LIGHT, NumbersRow.run_id.label("numbered"))
             .join(part, sa.and_(RunRow.campaign_id == part.c[0], RunRow.board == part.c[1]))
+            .outerjoin(NumbersRow, NumbersRow.run_id == RunRow.id)
             # A health check tells something about a board, not about a model.
             .where(RunRow.stage != "health")
         )
@@ -137,8 +150,27 @@ def outline(store: Store) -> Results:
     )
     kept = _kept(cases)
     paged = tuple(run for run in light if run.id in kept)
-    nights = reading_nights.load(store)
+    newest = [one.id for one in campaigns.values() if one.kind == KIND]
+    numbered = {row.id for row in rows if row.numbered is not None}
+    nights = dataclasses.replace(
+        reading_nights.outline(store),
+        measured=_measured(light, numbered, set(newest[: reading_nights.SHOWN_NIGHTS])),
+    )
     return Results(cases, tuple(campaigns.values()), paged, crashes, sought, nights=nights)
+
+
+def _measured(
+    runs: Sequence[Run], numbered: AbstractSet[str], campaigns: AbstractSet[str]
+) -> frozenset[tuple[str, str, str]]:
+    """(board, model, scheme) that has a number of one of these campaigns, as series count them."""
+    return frozenset(
+        (run.board.name, run.model, run.scheme)
+        for run in runs
+        if run.id in numbered
+        and run.campaign.id in campaigns
+        and run.state == "judged"
+        and run.outcome is not Outcome.ERROR
+    )
 
 
 def fill(case: Case, whole: Mapping[str, Mapping[str, Any]]) -> Case:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
@@ -34,25 +37,44 @@ def stamp(session: Session) -> tuple[object, ...]:
 
 
 def load(store: Store) -> Nights:
-    """Every board that the store knows, by name."""
-    with store.database.reading() as session:
-        rows = session.scalars(sa.select(BoardRow).order_by(BoardRow.name)).all()
-    shown = MOST_BOARD_NIGHTS // max(len(rows), 1)
+    """Every board that the store knows, by name, with its series."""
+    found = outline(store)
+    shown = MOST_BOARD_NIGHTS // max(len(found.health), 1)
     series: dict[str, list[Series]] = {}
     for one in all_series(store, newest=min(SHOWN_NIGHTS, max(FEWEST_NIGHTS, shown))):
         series.setdefault(one.key.board, []).append(one)
+    health = tuple(_with(one, series.get(one.board, ())) for one in found.health)
+    return dataclasses.replace(found, health=health)
+
+
+def with_series(store: Store, health: Health) -> Health:
+    """One board of `outline`, with its series."""
+    return _with(health, all_series(store, board=health.board, newest=SHOWN_NIGHTS))
+
+
+def _with(health: Health, series: Sequence[Series]) -> Health:
+    return dataclasses.replace(health, series=tuple(series), noise=growth(series))
+
+
+def outline(store: Store) -> Nights:
+    """Every board that the store knows, by name, without its series."""
     ledger = Alerts(store)
     alerts: dict[str, list[Alert]] = {}
     for alert in ledger.all():
         alerts.setdefault(alert.board, []).append(alert)
     care = Care(store)
     held = {holder.board: holder for holder in Leases(store).held()}
+    with store.database.reading() as session:
+        rows = session.scalars(sa.select(BoardRow).order_by(BoardRow.name)).all()
+        # Asked first: of most boards of a large farm there is nothing to read.
+        out_of_use = set(session.scalars(sa.select(QuarantineRow.board)))
+        told_of = set(session.scalars(sa.select(BoardEventRow.board).distinct()))
     found = []
     for row in rows:
-        events = care.events(row.name, limit=JOURNAL)
+        events = care.events(row.name, limit=JOURNAL) if row.name in told_of else ()
         journal = tuple(Happening(e.kind, e.good, e.told, e.at) for e in events)
-        own = tuple(series.get(row.name, ()))
-        holder, aside = held.get(row.name), care.quarantined(row.name)
+        holder = held.get(row.name)
+        aside = care.quarantined(row.name) if row.name in out_of_use else None
         found.append(
             Health(
                 row.name,
@@ -62,8 +84,8 @@ def load(store: Store) -> Nights:
                 str(aside) if aside is not None else "",
                 journal,
                 next((line for line in journal if line.kind == HEALTH), None),
-                own,
-                growth(own),
+                (),
+                growth(()),
                 tuple(reversed(alerts.get(row.name, [])[-ALERTS:])),
             )
         )

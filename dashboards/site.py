@@ -17,7 +17,8 @@ from markupsafe import Markup, escape
 from dashboards import parts, plain
 from dashboards.charts import Cell, Heat, Table
 from dashboards.data import STAGE_TITLES, Case, Results
-from dashboards.files import Folder
+from dashboards.files import Folder, Part
+from dashboards.nights import Health
 from dashboards.pages import (
     alignment,
     bisect,
@@ -108,34 +109,32 @@ def _write(
     """The Farm page is written last, when all that it links to is there."""
     folder = Folder.open(out, incremental=incremental)
     places = Places(results)
-    job = parts.Job(out, incremental, results, target, case_files)
-    pages, notes, stale = 0, {}, {}
-    for index, case in enumerate(results.cases):
-        name, of = places.folder(case), parts.inputs(case, places)
-        kept = folder.keep(name, of) if target is not None else None
+    job = parts.Job(out, incremental, results, target, case_files, nights_files)
+    made: dict[str, Part] = {}
+    stale = []
+    for unit in parts.units(results, places):
+        kept = folder.keep(unit.name, unit.of) if target is not None else None
         if kept is None:
-            stale[index] = of
+            stale.append(unit)
         else:
-            notes.update(kept.note)
-            pages += _html(kept.files)
-    cases = {places.folder(results.cases[index]): results.cases[index] for index in stale}
-    folder.begin({name: parts.beginnings(case, places) for name, case in cases.items()})
-    for index, part, written in parts.make_all(job, places, list(stale)):
-        made = dataclasses.replace(part, of=stale.pop(index))
-        folder.take(places.folder(results.cases[index]), made, written)
-        notes.update(made.note)
-        pages += _html(made.files)
-        told(len(cases) - len(stale), len(cases))
+            made[unit.name] = kept
+    folder.begin({unit.name: unit.beginnings for unit in stale})
+    for done, (unit, part, written) in enumerate(parts.make_all(job, places, stale), 1):
+        folder.take(unit.name, part, written)
+        made[unit.name] = part
+        told(done, len(stale))
+    notes = {name: note for part in made.values() for name, note in part.note.items()}
     if target is not None:
-        results = parts.with_glances(results, notes)
-    files = files_of(farm_pages(results, places), places)
+        results = parts.with_noise(parts.with_glances(results, notes), notes)
+    floors = {one.board: str(notes[one.board]["floor"]) for one in results.nights.health}
+    files = files_of(farm_pages(results, places, floors), places)
     for path in sorted((HERE / "static").iterdir()):
         files[f"static/{path.name}"] = path.read_bytes()
     folder.expect(files)
     for name in sorted(files, key=lambda name: (name == "index.html", name)):
         folder.put(name, files[name])
     folder.finish()
-    pages += _html(files)
+    pages = sum(_html(part.files) for part in made.values()) + _html(files)
     return SiteReport(out / "index.html", pages, folder.written, folder.unchanged, folder.removed)
 
 
@@ -143,15 +142,28 @@ def _html(files: Iterable[str]) -> int:
     return sum(path.endswith(".html") for path in files)
 
 
-def farm_pages(results: Results, places: Places) -> Iterator[Page]:
-    """The pages of the whole farm. They must do with `Run.glance`: the long fields of runs (checks,
-    details, facts) are not there."""
+def farm_pages(
+    results: Results, places: Places, floors: Mapping[str, str] | None = None
+) -> Iterator[Page]:
+    """The pages of the whole farm. They must do with `Run.glance`, and with the noise `floors` of
+    boards: the long fields of runs (checks, details, facts) and series of nights are not there."""
     yield farm.page(results, places)
     yield from crash.pages(results, places)
     for search in results.searches:
         yield (compare if search.kind == compare.KIND else bisect).page(search, places)
-    yield from history.pages(results, places)
-    yield from health.pages(results, places)
+    if results.nights.health:
+        yield health.overview(results, places, floors or {})
+
+
+def nights_pages(one: Health, results: Results, places: Places) -> Iterator[Page]:
+    """The health of a board, and the history of its models. What they show must be of the board:
+    see `parts.inputs_of_nights`."""
+    yield health.page(one, results, places)
+    yield from history.pages(results, places, one)
+
+
+def nights_files(one: Health, results: Results, places: Places) -> dict[str, bytes]:
+    return files_of(nights_pages(one, results, places), places)
 
 
 def case_pages(case: Case, places: Places) -> Iterator[Page]:

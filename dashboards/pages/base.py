@@ -12,6 +12,7 @@ from dashboards import plain
 from dashboards.data import Case, Glance, Results, Run
 from dashboards.searches import Search
 from engine.placement import Placement
+from harness.jobs.details import CurveJump
 from harness.verdicts import Outcome
 
 PAGE_OF_STAGE = {
@@ -69,7 +70,7 @@ class Places:
         self._case_of_run = {
             run.id: case for case in results.cases for run in (*case.history, *case.runs.values())
         }
-        self._nights = results.nights.by_case
+        self._nights = results.nights.cases
         self._boards = _unique([one.board for one in results.nights.health])
         taken: set[str] = set()
         for case in results.cases:
@@ -166,8 +167,29 @@ def key_figure(run: Run) -> str:
 
 def glance(run: Run) -> Glance:
     """What pages of the whole farm need to know of a run, when its details are gone."""
+    if run.glance is not None:
+        return run.glance
     warns = run.outcome is Outcome.WARN
-    return Glance(key_figure(run), run.fault, run.measured, run.reasons if warns else ())
+    told = Glance(key_figure(run), run.fault, run.measured, run.reasons if warns else ())
+    d = run.details
+    if run.outcome not in (Outcome.PASS, Outcome.WARN, Outcome.FAIL):
+        return told
+    if run.stage == "curve":
+        speeds = (d["tokens_per_s_start"], d["tokens_per_s_end"], d["ceiling_tokens_per_s"])
+        jumps = tuple(map(step_words, d["fit"].jumps)) if d["fit"] is not None else ()
+        return dataclasses.replace(told, speeds=speeds, why=d["physics"] or "", steps=jumps)
+    if run.stage == "profile":
+        return dataclasses.replace(told, why=d["sentence"] or "")
+    return told
+
+
+def step_words(jump: CurveJump) -> str:
+    """Where a curve steps, by how much and why, in a few words."""
+    change = f"time per token × {plain.number(jump.ratio)}"
+    if jump.cause == "throttling":
+        at = "at a moment" if jump.started_s is None else f"{plain.seconds(jump.started_s)} in"
+        return f"{at}: {change}, throttling"
+    return f"{plain.number(jump.length)} positions: {change}, {jump.cause}"
 
 
 def blocked_after(case: Case, run: Run) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 from dashboards import engines, plain
 from dashboards.acceptance import accept
 from dashboards.charts import Bars, Chart, Heat, Table, bars, heat
-from dashboards.data import STAGE_QUESTIONS, STAGE_TITLES, Case, Run
+from dashboards.data import STAGE_QUESTIONS, STAGE_TITLES, Board, Case, Run
 from dashboards.pages import planned, stress
 from dashboards.pages.alignment import MODES, cell_style, layer_columns, ramp, say, worst_of_columns
 from dashboards.pages.base import (
@@ -112,9 +112,20 @@ def _tells(check: Check) -> bool:
 
 def ceiling(case: Case) -> Bars | None:
     """Tokens per second reached, against what the board's bandwidth allows and the budget asks."""
-    top = _detail(case, "curve", "ceiling_tokens_per_s")
-    start = _detail(case, "curve", "tokens_per_s_start")
-    end = _detail(case, "curve", "tokens_per_s_end")
+    names = ("tokens_per_s_start", "tokens_per_s_end", "ceiling_tokens_per_s")
+    start, end, top = (_detail(case, "curve", name) for name in names)
+    return ceiling_bars("ceiling", case.board, start, end, top)
+
+
+def ceiling_bars(
+    id: str,
+    board: Board,
+    start: float | None,
+    end: float | None,
+    top: float | None,
+    caption: str = "Tokens per second",
+) -> Bars | None:
+    """The same from the numbers, in tokens per second; None where no speed is known."""
     rows = [
         (words, [(style, words, value)])
         for words, style, value in (
@@ -126,14 +137,14 @@ def ceiling(case: Case) -> Bars | None:
     ]
     if start is None and end is None:
         return None
-    floor = case.board.budget.get("min_tokens_per_s")
+    floor = board.budget.get("min_tokens_per_s")
     limits = [("budget, at least", float(floor))] if _is_number(floor) else []
 
     def share(value: float) -> str:
         return f"{100 * value / top:.0f} %" if top else "–"
 
     table = Table(
-        "Tokens per second",
+        caption,
         ("what", "tok/s", "of the ceiling"),
         (
             *((words, parts[0][2], share(parts[0][2])) for words, parts in rows),
@@ -143,9 +154,7 @@ def ceiling(case: Case) -> Bars | None:
     summary = f"{plain.number(start)} tokens/s at the start of the context"
     if top:
         summary += f", {share(start or 0.0)} of what the bandwidth allows"
-    return bars(
-        "ceiling", summary, rows, limits, say=lambda v: f"{plain.number(v)} tok/s", table=table
-    )
+    return bars(id, summary, rows, limits, say=lambda v: f"{plain.number(v)} tok/s", table=table)
 
 
 MEMORY_PARTS = (

@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
+from dashboards import plain
+from dashboards.charts import Bars
 from dashboards.data import Case, Results, Run
-from dashboards.pages.base import Page, Places, blocked_after, key_figure
+from dashboards.pages.base import Page, Places, blocked_after, glance, key_figure
+from dashboards.pages.bringup import ceiling_bars
 from harness.verdicts import SEVERITY, Outcome
 
+SLOWEST = 6  # boards whose speed is explained
 SHOWN = 40  # of a list above or below the matrix, which has everything
 
 
@@ -63,6 +67,19 @@ class Change:
     blocked: tuple[str, ...] = ()  # stages that this change keeps from running
 
 
+@dataclasses.dataclass(frozen=True)
+class Speed:
+    """How fast a board is, what limits it, and where its curve steps."""
+
+    case: Case
+    link: str
+    end: float
+    words: str
+    bars: Bars | None
+    why: str
+    steps: tuple[str, ...]
+
+
 def page(results: Results, places: Places) -> Page:
     stages = _columns(results)
     rows = tuple(_row(case, stages, places) for case in results.cases)
@@ -87,6 +104,8 @@ def page(results: Results, places: Places) -> Page:
             "searches": results.searches[:12],
             "boards_of": _boards_of(results),
             "shown": SHOWN,
+            "speeds": speeds(results, places),
+            "slowest": SLOWEST,
         },
     )
 
@@ -123,6 +142,39 @@ def headline(cases: tuple[Case, ...]) -> str:
     if good:
         parts.append(f"{good} {'passes' if good == 1 else 'pass'}")
     return ", ".join(parts)
+
+
+def speeds(results: Results, places: Places) -> tuple[Speed, ...]:
+    """Every board and model with a latency curve that may be judged, the slowest first."""
+    found = []
+    for case in results.cases:
+        run = case.runs.get("curve")
+        seen = glance(run) if run is not None else None
+        if seen is None or seen.speeds is None or seen.speeds[1] is None:
+            continue
+        start, end, top = seen.speeds
+        profile = case.runs.get("profile")
+        why = (glance(profile).why if profile is not None else "") or seen.why
+        words = f"{plain.number(end)} tok/s at the end of the context"
+        if top:
+            words += f", {100 * end / top:.0f} % of what its memory allows"
+        found.append((end, case, words, start, top, why, seen.steps))
+    ordered = sorted(found, key=lambda one: (one[0], one[1].board.name))
+    return tuple(
+        Speed(
+            case,
+            places.stage(case, "curve"),
+            end,
+            words,
+            ceiling_bars(
+                *(f"speed-{number}", case.board, start, end, top),
+                caption=f"Tokens per second, {number}: {case.board.name}",
+            ),
+            why,
+            steps,
+        )
+        for number, (end, case, words, start, top, why, steps) in enumerate(ordered, 1)
+    )
 
 
 def _columns(results: Results) -> tuple[str, ...]:

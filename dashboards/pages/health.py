@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 from dashboards import plain
 from dashboards.charts import Bars, Table, bars
@@ -12,21 +12,13 @@ from dashboards.pages.base import Page, Places
 from harness.farm.series import METRIC
 
 
-def pages(results: Results, places: Places) -> Iterator[Page]:
-    """Nothing where no board is known."""
-    if not results.nights.health:
-        return
-    yield overview(results, places)
-    for health in results.nights.health:
-        yield page(health, results, places)
-
-
-def overview(results: Results, places: Places) -> Page:
+def overview(results: Results, places: Places, floors: Mapping[str, str]) -> Page:
+    """All boards. `floors` says of each the noise of a night: its series are not needed."""
     rows = [
         {
             "health": one,
             "link": places.health(one.board),
-            "floor": floor_words(one),
+            "floor": floors.get(one.board, ""),
             "check": one.check,
         }
         for one in results.nights.health

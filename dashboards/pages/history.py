@@ -22,10 +22,11 @@ from dashboards.charts import (
     x_scale,
 )
 from dashboards.data import Case, Results
+from dashboards.nights import Health, Nights
 from dashboards.pages.base import Page, Places
 from dashboards.scales import Scale, Tick
 from harness.farm.series import Point
-from harness.farm.series import Series as Nights
+from harness.farm.series import Series as OfNights
 from harness.statistics.policy import baseline
 
 BAND_SDS = 2.0
@@ -33,15 +34,16 @@ DAY_S = 86400.0
 LABELS = 8  # dates along the axis
 
 
-def pages(results: Results, places: Places) -> Iterator[Page]:
-    by_case = results.nights.by_case
+def pages(results: Results, places: Places, health: Health) -> Iterator[Page]:
+    """Of each model of a board whose series are there."""
+    by_case = Nights((health,)).by_case
     for case in results.cases:
         found = by_case.get((case.board.name, case.model, case.scheme))
         if found:
             yield page(case, found, places)
 
 
-def page(case: Case, series: Sequence[Nights], places: Places) -> Page:
+def page(case: Case, series: Sequence[OfNights], places: Places) -> Page:
     newest = max(series, key=lambda one: one.points[-1].at).points[-1].at
     views = [view(one, number) for number, one in enumerate(series, 1)]
     return Page(
@@ -69,7 +71,7 @@ class View:
     segments: tuple[tuple[datetime.datetime, str], ...]
 
 
-def view(one: Nights, number: int) -> View:
+def view(one: OfNights, number: int) -> View:
     return View(
         one.metric.words[:1].upper() + one.metric.words[1:],
         verdict(one),
@@ -80,7 +82,7 @@ def view(one: Nights, number: int) -> View:
     )
 
 
-def verdict(one: Nights) -> str:
+def verdict(one: OfNights) -> str:
     """What the newest night is against its segment, in a sentence."""
     found = one.look
     if found.suspect is None or found.shift is None:
@@ -96,7 +98,7 @@ def verdict(one: Nights) -> str:
     return f"The newest night is within what nights differ by: {words}."
 
 
-def chart(one: Nights, id: str) -> Chart:
+def chart(one: OfNights, id: str) -> Chart:
     """A dot for each night, a band of ± 2 standard deviations for each segment, events below."""
     start = one.points[0].at
     days = [(point.at - start).total_seconds() / DAY_S for point in one.points]
@@ -153,7 +155,7 @@ def chart(one: Nights, id: str) -> Chart:
     )
 
 
-def _bands(one: Nights, days: Sequence[float]) -> Iterator[tuple[float, float, float, float]]:
+def _bands(one: OfNights, days: Sequence[float]) -> Iterator[tuple[float, float, float, float]]:
     """(from, to, low, high) of each segment: ± 2 standard deviations of its baseline, log scale."""
     edges = [place for place, _ in one.begins] + [len(one.points)]
     for begin, end in itertools.pairwise(edges):
@@ -169,14 +171,14 @@ def _bands(one: Nights, days: Sequence[float]) -> Iterator[tuple[float, float, f
         )  # fmt: skip
 
 
-def _look_of(one: Nights, place: int) -> tuple[str, str]:
+def _look_of(one: OfNights, place: int) -> tuple[str, str]:
     """(class, shape) of a night's dot."""
     if not one.points[place].night.valid:
         return "s4", "plus"
     return ("s5", "triangle") if place in one.apart else ("s1", "circle")
 
 
-def _words(one: Nights, place: int) -> str:
+def _words(one: OfNights, place: int) -> str:
     point = one.points[place]
     value = plain.number(point.night.value, 4)
     build = f", engine {point.night.build[:8]}" if point.night.build else ""
@@ -196,7 +198,7 @@ def _dates(points: Sequence[Point], days: Sequence[float], x: Scale) -> tuple[Ti
     )
 
 
-def table(one: Nights) -> Table:
+def table(one: OfNights) -> Table:
     begins = dict(one.begins)
     segment = 0
     rows = []

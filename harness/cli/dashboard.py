@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.output import emit, emit_json, guard, say
+from harness.cli.output import console, emit, emit_json, guard, say
 from harness.cli.results import open_existing
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
@@ -59,8 +59,12 @@ def build_pages(
     from dashboards.site import as_json as report_json
     from dashboards.site import build, default_folder
 
-    with open_existing(store_path) as store:
-        report = build(store, out or default_folder(), incremental=not everything)
+    with open_existing(store_path) as store, console().status("reading the results") as status:
+
+        def told(done: int, total: int) -> None:
+            status.update(f"{done} of {total} parts of the site")
+
+        report = build(store, out or default_folder(), incremental=not everything, told=told)
     if as_json:
         emit_json(report_json(report))
         return

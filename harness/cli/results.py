@@ -177,7 +177,11 @@ def _chosen(
 ) -> pd.DataFrame:
     if everything or campaign is not None:
         known = None if campaign is None else store.find_campaign(campaign)
-        frame = store.frames.runs(campaign=known).rename(columns={"id": "run_id"})
+        frame = store.frames.runs(campaign=known, board=board, stage=stage)
+        frame = frame.rename(columns={"id": "run_id"})
+        if not frame.empty:
+            return frame
+        frame = store.frames.latest_matrix() if known is None else store.frames.runs(known)
     else:
         frame = store.frames.latest_matrix()
     for column, wanted in (("board", board), ("stage", stage)):
@@ -190,7 +194,7 @@ def _chosen(
                 f"no results of the {column} {wanted!r}",
                 expected=", ".join(present) or "none: there are no results yet",
             )
-    return frame.reset_index(drop=True)
+    return frame.iloc[:0] if everything else frame.reset_index(drop=True)
 
 
 def _show_runs(frame: pd.DataFrame) -> None:

@@ -12,9 +12,12 @@ from harness.errors import HarnessError
 from harness.store import raw
 from harness.store.database import Database
 from harness.store.models import CampaignRow, CheckRow, RunRow, SeriesRow
+from harness.store.newest import newest
 from harness.verdicts import Outcome
 
 _STAGE_ORDER = ("tiny", "accuracy", "curve", "stress")
+_CELL = ["board", "model_hash", "stage"]
+NEWEST = 8  # runs of a cell in which its newest two verdicts usually are
 
 
 class Frames:
@@ -84,6 +87,9 @@ class Frames:
         changed. `previous_…` is the same cell's verdict of an earlier campaign, None where there
         is none; `changed` says that the outcome differs from it. Runs without a verdict are left
         out. Ordered by board, model and stage (tiny, accuracy, curve, stress, others).
+
+        Long histories are not read: of each cell the newest few runs, and all only where those
+        do not hold two verdicts.
         """
         columns = [
             "board",
@@ -101,36 +107,35 @@ class Frames:
             "seconds",
         ]
         added = ["previous_outcome", "previous_run_id", "changed"]
-        key = ["board", "model_hash", "stage"]
         query = sa.select(
             *(
                 RunRow.id.label("run_id") if name == "run_id" else getattr(RunRow, name)
                 for name in columns
-            )
-        ).where(RunRow.state == "judged")
-        judged = self._frame(query.order_by(RunRow.started_at, RunRow.attempt, RunRow.id))
-        if judged.empty:
+            ),
+            RunRow.attempt,
+            RunRow.state,
+        ).order_by(RunRow.started_at, RunRow.attempt, RunRow.id)
+        rows = self._frame(query.where(RunRow.id.in_(newest(NEWEST))))
+        if rows.empty:
             return pd.DataFrame(columns=columns + added)
-        # A campaign counts once per cell: its last attempt.
-        last = judged.groupby([*key, "campaign_id"], dropna=False, sort=False).tail(1)
-        cells = last.groupby(key, dropna=False, sort=False)
-        previous = cells[["outcome", "run_id"]].shift(1)
-        matrix = last.assign(
-            previous_outcome=previous["outcome"], previous_run_id=previous["run_id"]
-        )
-        matrix = matrix.groupby(key, dropna=False, sort=False).tail(1)
-        matrix = matrix.astype({"previous_outcome": object, "previous_run_id": object})
-        for name in ("previous_outcome", "previous_run_id"):
-            matrix[name] = matrix[name].where(matrix[name].notna(), None)
-        matrix["changed"] = matrix["previous_outcome"].notna() & (
-            matrix["previous_outcome"] != matrix["outcome"]
-        )
-        order = {name: index for index, name in enumerate(_STAGE_ORDER)}
-        rank = matrix["stage"].map(lambda stage: order.get(stage, len(order)))
-        matrix = matrix.assign(_rank=rank).sort_values(
-            ["board", "model_name", "model_hash", "_rank", "stage"], kind="stable"
-        )
-        return matrix.drop(columns="_rank").reset_index(drop=True)
+        matrix = _matrix(rows)
+        # A cell whose newest runs are all of one campaign, or have no verdict, may have older ones.
+        sizes = rows.groupby(_CELL, dropna=False).size()
+        full = {_cell(cell) for cell, count in sizes.items() if count >= NEWEST}
+        told = matrix[matrix["previous_run_id"].notna()]
+        open_cells = full - {_cell(cell) for cell in told[_CELL].itertuples(index=False)}
+        if open_cells:
+            places = sa.tuple_(RunRow.board, RunRow.stage)
+            wanted = sorted({(board, stage) for board, _, stage in open_cells})
+            older = [
+                self._frame(query.where(places.in_(wanted[start : start + 200])))
+                for start in range(0, len(wanted), 200)
+            ]
+            rows = pd.concat([rows, *older]).drop_duplicates("run_id")
+            matrix = _matrix(rows.sort_values(["started_at", "attempt", "run_id"]))
+        if matrix.empty:
+            return pd.DataFrame(columns=columns + added)
+        return matrix[columns + added]
 
     def verdicts(self, kind: str, newest: int) -> pd.DataFrame:
         """Every verdict of the newest campaigns of one kind: run_id, campaign_id, campaign_at (its
@@ -248,6 +253,35 @@ class Frames:
             elif name in ("attempt", "position"):
                 frame[name] = frame[name].astype("int64")
         return frame
+
+
+def _cell(key: Any) -> tuple[Any, ...]:
+    """Board, model_hash and stage, with None for a missing hash whatever pandas made of it."""
+    board, model_hash, stage = key
+    return board, model_hash if isinstance(model_hash, str) else None, stage
+
+
+def _matrix(rows: pd.DataFrame) -> pd.DataFrame:
+    """The newest verdict of each cell, with that of an earlier campaign. `rows` are in order."""
+    judged = rows[rows["state"] == "judged"]
+    # A campaign counts once per cell: its last attempt.
+    last = judged.groupby([*_CELL, "campaign_id"], dropna=False, sort=False).tail(1)
+    cells = last.groupby(_CELL, dropna=False, sort=False)
+    previous = cells[["outcome", "run_id"]].shift(1)
+    matrix = last.assign(previous_outcome=previous["outcome"], previous_run_id=previous["run_id"])
+    matrix = matrix.groupby(_CELL, dropna=False, sort=False).tail(1)
+    matrix = matrix.astype({"previous_outcome": object, "previous_run_id": object})
+    for name in ("previous_outcome", "previous_run_id"):
+        matrix[name] = matrix[name].where(matrix[name].notna(), None)
+    matrix["changed"] = matrix["previous_outcome"].notna() & (
+        matrix["previous_outcome"] != matrix["outcome"]
+    )
+    order = {name: index for index, name in enumerate(_STAGE_ORDER)}
+    rank = matrix["stage"].map(lambda stage: order.get(stage, len(order)))
+    matrix = matrix.assign(_rank=rank).sort_values(
+        ["board", "model_name", "model_hash", "_rank", "stage"], kind="stable"
+    )
+    return matrix.drop(columns="_rank").reset_index(drop=True)
 
 
 def _filtered(

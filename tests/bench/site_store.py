@@ -17,7 +17,16 @@ from typing import Any
 import sqlalchemy as sa
 
 from harness.store import Store
-from harness.store.models import BoardRow, CampaignRow, CheckRow, ModelRow, RunRow
+from harness.store.models import (
+    BoardRow,
+    CampaignRow,
+    CheckRow,
+    ModelRow,
+    NumbersRow,
+    RunRow,
+)
+from harness.store.numbers import PLACES, numbers_of
+from harness.store.numbers import STAGES as NUMBERED
 from harness.store.store import check_row
 from harness.verdicts import Verdict
 
@@ -63,6 +72,7 @@ class _Kind:
 
     run: dict[str, Any]
     checks: tuple[dict[str, Any], ...]
+    numbers: dict[str, Any]
 
 
 def fill(path: Path, size: Size) -> None:
@@ -89,7 +99,15 @@ def fill(path: Path, size: Size) -> None:
             connection.execute(sa.insert(RunRow), [run for run, _ in runs])
             connection.execute(
                 sa.insert(CheckRow),
-                [{**check, "run_id": run["id"]} for run, checks in runs for check in checks],
+                [{**check, "run_id": run["id"]} for run, kind in runs for check in kind.checks],
+            )
+            connection.execute(
+                sa.insert(NumbersRow),
+                [
+                    {**kind.numbers, "run_id": run["id"]}
+                    for run, kind in runs
+                    if run["stage"] in NUMBERED
+                ],
             )
     engine.dispose()
 
@@ -136,6 +154,7 @@ def _kind(stage: str, seed: int) -> _Kind:
             "details": _Ready(json.dumps(_rounded(dict(verdict.details)))),
         },
         tuple(_check(position, check) for position, check in enumerate(verdict.checks)),
+        {name: None for name in PLACES} | dict(numbers_of(verdict.details)),
     )
 
 
@@ -182,7 +201,7 @@ def _campaign(campaign: str, night: int) -> dict[str, Any]:
 
 def _runs(
     campaign: str, night: int, boards: list[str], kinds: dict[str, list[_Kind]]
-) -> Iterator[tuple[dict[str, Any], tuple[dict[str, Any], ...]]]:
+) -> Iterator[tuple[dict[str, Any], _Kind]]:
     known = _Ready(json.dumps(facts()))
     began = FIRST + datetime.timedelta(days=night)
     for number, board in enumerate(boards):
@@ -210,4 +229,4 @@ def _runs(
                 "seconds": 400.0,
                 "clocks": "valid",
             }
-            yield run, kind.checks
+            yield run, kind

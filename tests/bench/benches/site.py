@@ -1,0 +1,101 @@
+"""The dashboard of a farm that was tested every night of a year."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from dashboards.site import build
+from harness.cli.results import app as results_command
+from harness.store import Store
+
+from .. import site_store
+from ..context import Bench
+from ..ratios import Ratio
+from ..results import Row, Target, judged
+from ..site_store import Size
+
+SUMMARY = "the site of 200 boards × 365 nights × 4 stages: from nothing, after one run, queries"
+# The largest has the targets; the others, a tenth and a hundredth, show how things grow.
+SIZES = (Size(20, 37), Size(63, 116), Size(200, 365))
+QUICK_SIZES = SIZES[:2]
+TINY_SIZES = (Size(3, 4), Size(5, 6))
+TARGETS = {
+    "site from nothing": Target(60.0, at_least=False),
+    "site after one run": Target(3.0, at_least=False),
+    "site, nothing new": Target(3.0, at_least=False),
+    "Farm page": Target(500.0, at_least=False),
+    "newest verdicts": Target(1.0, at_least=False),
+    "all runs of a board and stage": Target(1.0, at_least=False),
+    "one campaign": Target(1.0, at_least=False),
+}
+KB = 1000
+
+
+def run(bench: Bench) -> Iterator[Row]:
+    sizes = TINY_SIZES if bench.tiny else QUICK_SIZES if bench.quick else SIZES
+    before: dict[str, float] = {}
+    for size in sizes:
+        bench.log(f"{size}: {size.results} results")
+        with tempfile.TemporaryDirectory(prefix="site-", dir=_room(bench)) as folder:
+            site_store.fill(Path(folder) / "results.sqlite", size)
+            found = measured(Path(folder), size)
+        for name, value in found.items():
+            unit = "kB" if name == "Farm page" else "s"
+            target = TARGETS[name] if size == SIZES[-1] else None
+            yield judged(bench.name, f"{name}, {size}", _one(value), target=target, unit=unit)
+            if name in before:
+                yield judged(
+                    bench.name,
+                    f"growth of {name}, ten times the results",
+                    _one(value / before[name]),
+                    speeds=f"{before[name]:.3g} {unit} → {value:.3g} {unit}",
+                )
+        before = found
+
+
+def measured(folder: Path, size: Size) -> dict[str, float]:
+    """Seconds, and kilobytes of the Farm page, by name."""
+    out = folder / "site"
+    with Store.open(folder / "results.sqlite") as store:
+        found = {"site from nothing": _seconds(lambda: build(store, out))}
+        found["site, nothing new"] = _seconds(lambda: build(store, out))
+        site_store.one_more(store, "board-002")
+        found["site after one run"] = _seconds(lambda: build(store, out))
+        found["Farm page"] = (out / "index.html").stat().st_size / KB
+    board = "board-003" if size.boards > 2 else "board-001"
+    for name, words in (
+        ("newest verdicts", ()),
+        ("all runs of a board and stage", ("--all", "--board", board, "--stage", "curve")),
+        ("one campaign", ("--campaign", "last")),
+    ):
+        found[name] = _seconds(functools.partial(_show, folder, *words))
+    return found
+
+
+def _show(folder: Path, *words: str) -> None:
+    command = ["show", "--store", str(folder / "results.sqlite"), *words]
+    with contextlib.redirect_stdout(io.StringIO()):
+        results_command(command, standalone_mode=False)
+
+
+def _seconds(task: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    task()
+    return time.perf_counter() - start
+
+
+def _one(value: float) -> Ratio:
+    """A number that was measured once."""
+    return Ratio(value, value, value, (value, value), 1)
+
+
+def _room(bench: Bench) -> Path:
+    """Beside the results: a year of 200 boards is more than a temporary folder may hold."""
+    bench.folder.mkdir(parents=True, exist_ok=True)
+    return bench.folder
