@@ -201,7 +201,7 @@ def with_glances(results: Results, notes: Mapping[str, Mapping[str, Any]]) -> Re
         found = notes.get(run.id)
         if found is None:
             return run
-        lists = {
+        lists: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in found.items()
         }

@@ -131,7 +131,7 @@ def outline(store: Store) -> Results:
             # A health check tells something about a board, not about a model.
             .where(RunRow.stage != "health")
         )
-        rows = session.execute(product).all()
+        rows: Sequence[Any] = session.execute(product).all()
         crashes = _crashes(session)
         sought = reading_searches.load(session)
         known = {
@@ -218,7 +218,7 @@ def _board_of(boards: Mapping[str, Board], name: str) -> Board:
     return boards.get(name) or Board(name)
 
 
-def _models(rows: Sequence[sa.Row[Any]]) -> dict[str, tuple[str, str, str]]:
+def _models(rows: Sequence[Any]) -> dict[str, tuple[str, str, str]]:
     """(model, scheme, hash) that each run counts for.
 
     The tiny stage runs a small model of its own; it belongs to the model that the same campaign
@@ -313,9 +313,7 @@ def _board(row: BoardRow) -> Board:
     )
 
 
-def _light_run(
-    row: sa.Row[Any], campaign: Campaign, board: Board, model: tuple[str, str, str]
-) -> Run:
+def _light_run(row: Any, campaign: Campaign, board: Board, model: tuple[str, str, str]) -> Run:
     return Run(
         id=row.id,
         campaign=campaign,

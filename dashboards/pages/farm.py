@@ -150,9 +150,11 @@ def speeds(results: Results, places: Places) -> tuple[Speed, ...]:
     for case in results.cases:
         run = case.runs.get("curve")
         seen = glance(run) if run is not None else None
-        if seen is None or seen.speeds is None or seen.speeds[1] is None:
+        if seen is None or seen.speeds is None:
             continue
         start, end, top = seen.speeds
+        if end is None:
+            continue
         profile = case.runs.get("profile")
         why = (glance(profile).why if profile is not None else "") or seen.why
         words = f"{plain.number(end)} tok/s at the end of the context"
