@@ -17,7 +17,7 @@ def cells() -> sa.Subquery:
     return sa.select(RunRow.board, RunRow.model_hash, RunRow.stage).distinct().subquery("cells")
 
 
-def newest(count: int) -> sa.Select[tuple[str]]:
+def newest(count: int) -> sa.Select[str]:
     """Ids of the `count` newest runs of each cell, and those that began at the same moment as the
     last of them."""
     return sa.select(RunRow.id).where(_among_newest(count, cells()))
