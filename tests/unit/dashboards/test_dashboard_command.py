@@ -34,7 +34,7 @@ def test_build_prints_the_page_on_stdout_and_the_counts_on_stderr(
     answer = runner.invoke(app, ["build", "--store", results, "--out", str(out)])
     assert answer.exit_code == 0
     assert answer.stdout.strip() == str(out / "index.html")
-    assert "5 pages" in answer.stderr
+    assert "6 pages" in answer.stderr
 
 
 def test_build_tells_programs_what_it_wrote(results: str, tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_build_tells_programs_what_it_wrote(results: str, tmp_path: Path) -> Non
     first = json.loads(runner.invoke(app, arguments).stdout)
     second = json.loads(runner.invoke(app, arguments).stdout)
     everything = json.loads(runner.invoke(app, [*arguments, "--all"]).stdout)
-    assert first["pages"] == 5
+    assert first["pages"] == 6
     assert (second["written"], second["unchanged"]) == (0, first["written"])
     assert everything["written"] == first["written"]
 
