@@ -20,7 +20,8 @@ def cells() -> sa.Subquery:
 def newest(count: int) -> sa.Select[str]:
     """Ids of the `count` newest runs of each cell, and those that began at the same moment as the
     last of them."""
-    return sa.select(RunRow.id).where(_among_newest(count, cells()))
+    query = sa.select(RunRow.id).where(_among_newest(count, cells()))
+    return query.correlate(None)  # inside of a query of runs it is still one of its own
 
 
 def parts_of_newest(count: int) -> sa.Subquery:
