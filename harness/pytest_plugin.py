@@ -108,7 +108,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--engine-sources",
         metavar="FOLDER",
         help="another engine's folder, to be put on boards in place of this checkout's, for tests "
-        f"of one's own. {WITH_EQUALS}",
+        f"of one's own. {WITH_EQUALS.replace('FILE', 'FOLDER')}",
     )
     group.addoption(
         "--device-retries",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import pytest
@@ -64,8 +65,10 @@ def test_accelerators_are_read_where_their_drivers_show_a_load(
 
 def test_usage_is_a_difference_that_adds_up() -> None:
     before = usage()
-    bytearray(8 << 20)[::4096] = b"\1" * 2048  # new pages
-    used = usage().since(before)
+    with mmap.mmap(-1, 8 << 20) as pages:  # new ones, whatever memory was freed before
+        for at in range(0, len(pages), 4096):
+            pages[at] = 1
+        used = usage().since(before)
     assert used.minor_faults > 0 and used.wall_s > 0 and used.cpu_s >= 0
     assert NOTHING.plus(used).since(used) == NOTHING
     assert used.plus(used) == Usage(*(2 * x for x in vars(used).values()))

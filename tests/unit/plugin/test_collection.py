@@ -198,3 +198,4 @@ def test_stages_come_before_tests_of_ones_own_which_hold_their_board(
 def test_the_help_shows_files_with_an_equals_sign_and_why(elsewhere: pytest.Pytester) -> None:
     told = " ".join(elsewhere.runpytest_subprocess("--help").stdout.str().split())
     assert told.count("Write it with '=', or pytest takes FILE for a test") == 2
+    assert told.count("Write it with '=', or pytest takes FOLDER for a test") == 1

@@ -13,6 +13,7 @@ from harness.bisect.hunted import Shown, hunted, shown_of, signature_of
 from harness.bisect.pytest_trials import judged
 from harness.bisect.session import is_test, verdict_of
 from harness.bisect.trials import Result, Trial
+from harness.boards.facts import Facts
 from harness.errors import BoardError, HarnessError
 from harness.jobs.base import StageContext
 from harness.jobs.runlog import RunLog
@@ -25,7 +26,8 @@ def log_of(*events: tuple[str, dict[str, Any]], status: str = "finished") -> Run
 
 
 def board() -> StageContext:
-    found = SimpleNamespace(board=SimpleNamespace(name="one", virtual=True))
+    facts = Facts(machine="x86_64", kernel="6.1")
+    found = SimpleNamespace(board=SimpleNamespace(name="one", virtual=True), facts=facts)
     return cast("StageContext", found)
 
 
