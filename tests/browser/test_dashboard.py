@@ -89,7 +89,8 @@ def test_every_page_opens_from_disk_without_errors_requests_or_overflow(
         assert wide <= 390, f"{path} is {wide} pixels wide on a screen of 390"
         assert page.locator("h1").count() == 1
         assert page.evaluate("getComputedStyle(document.body).margin") == "0px", "no style sheet"
-        assert page.locator("button.theme").count() == 1, "no script"
+        if not path.endswith("/report.html"):  # which is for a mail, and has no script at all
+            assert page.locator("button.theme").count() == 1, "no script"
     assert trouble == []
     assert all(url.startswith(f"file://{site.root}/") for url in requests)
 
