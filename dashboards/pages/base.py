@@ -21,7 +21,6 @@ PAGE_OF_STAGE = {
     "stress": "stress",
     "profile": "ops",
 }
-PAGE_TITLES = {"alignment": "Alignment", "curve": "Curve", "stress": "Stress", "ops": "Ops"}
 
 WORDS = {
     "pass": "Pass",

@@ -83,7 +83,7 @@ def align(
 
     Exit codes: 0 nothing to blame, 1 a finding, 2 wrong use or infrastructure.
     """
-    from harness.farm.alignment_report import details_of, report
+    from harness.farm.alignment_report import report
     from harness.farm.selection import (
         bringup_options,
         check_context,
@@ -118,7 +118,7 @@ def align(
             kind="align",
         )
     if as_json:
-        emit_json({**result.as_json(), "details": details_of(result)})
+        emit_json({**result.as_json(), "details": result.details()})
     else:
         for line in report(result, worst=12 if verbose else 0):
             emit(visible(line))

@@ -83,7 +83,7 @@ def profile(
     Exit codes: 0 profiled, 1 a finding (such as a slow kernel that ran), 2 wrong use or
     infrastructure.
     """
-    from harness.farm.profile_report import details_of, report, write_traces
+    from harness.farm.profile_report import report, write_traces
     from harness.farm.runner import Resume
     from harness.farm.selection import (
         bringup_options,
@@ -112,7 +112,7 @@ def profile(
         )
         written = write_traces(result, store, trace) if trace is not None else []
     if as_json:
-        emit_json({**result.as_json(), "details": details_of(result)})
+        emit_json({**result.as_json(), "details": result.details()})
     else:
         for line in report(result, every_op=verbose):
             emit(visible(line))

@@ -42,15 +42,6 @@ def report(result: CampaignResult, *, worst: int = 0) -> Iterator[str]:
         yield f"left behind on {sentence}"
 
 
-def details_of(result: CampaignResult) -> dict[str, Any]:
-    """Board → everything that was compared, for programs."""
-    return {
-        board: item.verdict.details
-        for board, row in result.results.items()
-        for item in row.values()
-    }
-
-
 def _one(item: StageResult, worst: int) -> Iterator[str]:
     verdict, details = item.verdict, item.verdict.details
     kind = f" ({item.error_kind})" if item.error_kind else ""

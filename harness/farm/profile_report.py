@@ -114,15 +114,6 @@ def activity(details: Mapping[str, Any]) -> Iterator[str]:
         yield f"  not counted: {', '.join(names)}: {reason}"
 
 
-def details_of(result: CampaignResult) -> dict[str, Any]:
-    """Board → everything that was measured, for programs."""
-    return {
-        board: item.verdict.details
-        for board, row in result.results.items()
-        for item in row.values()
-    }
-
-
 def write_traces(result: CampaignResult, store: Store, path: Path) -> list[Path]:
     """A trace file of every board that was profiled; with several boards the name gets theirs.
 

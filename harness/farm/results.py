@@ -79,6 +79,14 @@ class CampaignResult:
         codes = [item.outcome.exit_code for row in self.results.values() for item in row.values()]
         return max(codes, default=EXIT_TROUBLE)
 
+    def details(self) -> dict[str, Any]:
+        """Board → everything that its one stage measured, for programs."""
+        return {
+            board: item.verdict.details
+            for board, row in self.results.items()
+            for item in row.values()
+        }
+
     def as_json(self) -> dict[str, Any]:
         """For programs: outcome, and each board's stages with checks and run ids."""
         return {

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -229,19 +228,3 @@ def _found(logs: Array) -> float:
         abs(float(np.median(_walsh(row)))) >= margin and sign_flip_p(row) < alpha for row in logs
     ]
     return float(np.mean(hits))
-
-
-def pair_up(times: Sequence[float], letters: str) -> tuple[list[float], list[float]]:
-    """Values in the order of `letters` ("ABBA…") as (of A, of B), pair by pair.
-
-    Raises ValueError when a pair lacks its A or B.
-    """
-    a: list[float] = []
-    b: list[float] = []
-    for at in range(0, len(times) - 1, 2):
-        pair = dict(zip(letters[at : at + 2], times[at : at + 2], strict=True))
-        if set(pair) != {"A", "B"}:
-            raise ValueError(f"pair {at // 2} is {letters[at : at + 2]!r}, expected an A and a B")
-        a.append(pair["A"])
-        b.append(pair["B"])
-    return a, b

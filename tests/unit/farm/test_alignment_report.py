@@ -8,7 +8,7 @@ from harness.bisect.option_verdicts import Culprits, Outcome, Verdict
 from harness.bisect.ranking import Effect, Ranked
 from harness.bisect.trials import Result, Trial
 from harness.cli.bisect_options import lines, told
-from harness.farm.alignment_report import details_of, report, worst_ops
+from harness.farm.alignment_report import report, worst_ops
 from harness.farm.option_search import Progress, Report
 from harness.farm.results import CampaignResult, StageResult
 from harness.verdicts import Check
@@ -65,7 +65,7 @@ def test_the_verdict_comes_first_and_then_what_it_rests_on_in_the_order_of_the_a
     assert "! One is." in found[2]
     assert "99th percentile of KL 0.1 (0.05 to 0.2); 25% of the text's" in found[4]
     assert found[-1] == "  next: compare it with its definition"
-    assert details_of(result())["rk-01"]["text"]["tokens"] == 300
+    assert result().details()["rk-01"]["text"]["tokens"] == 300
 
 
 def test_the_worst_ops_are_those_that_failed_and_then_those_with_the_largest_error() -> None:
