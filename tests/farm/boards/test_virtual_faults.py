@@ -69,7 +69,11 @@ def test_a_dropped_link_leaves_detached_work_running_and_lets_the_next_session_i
 ) -> None:
     board = make_board(drop_link_at=LATER)
     session = open_session(board, deadline=soon())
-    work = "nohup setsid sh -c 'sleep 1.5; echo done > mark' </dev/null >/dev/null 2>&1 &"
+    # Until the work has a session of its own the end of the link may end it, as on any board.
+    work = (
+        "nohup setsid sh -c 'echo up > up; sleep 1.5; echo done > mark'"
+        " </dev/null >/dev/null 2>&1 & while [ ! -s up ]; do sleep 0.02; done"
+    )
     session.run(work, deadline=soon())
     assert lost(session, board) == "board-lost"
     session.close()

@@ -159,7 +159,10 @@ def test_a_board_with_a_process_left_on_it_is_not_idle(make_board: Make) -> None
     client = paramiko.SSHClient()
     client.set_missing_host_key_policy(paramiko.AutoAddPolicy())
     client.connect(endpoint.host, endpoint.port, endpoint.user, key_filename=str(endpoint.key_file))
-    _, out, _ = client.exec_command("setsid sleep 4 </dev/null >/dev/null 2>&1 &")
+    _, out, _ = client.exec_command(  # `up` is there once it has left the group of the command
+        "setsid sh -c 'echo up > up; exec sleep 4' </dev/null >/dev/null 2>&1 &"
+        " while [ ! -s up ]; do sleep 0.02; done"
+    )
     out.channel.recv_exit_status()
     client.close()
     time.sleep(2)

@@ -143,9 +143,12 @@ def test_null_boards_take_what_runs_on_them_along(tmp_path: Path) -> None:
     with null_boards(2, tmp_path / "nulls") as fleet:
         for board in fleet.boards:
             with open_session(board, deadline=Deadline.after(30)) as session:
-                session.run(
-                    "setsid sleep 1000 </dev/null >/dev/null 2>&1 &", deadline=Deadline.after(30)
+                session.run(  # `up` is there once setsid has become the work
+                    "setsid sh -c 'echo up > up; exec sleep 1000' </dev/null >/dev/null 2>&1 &"
+                    " while [ ! -s up ]; do sleep 0.02; done",
+                    deadline=Deadline.after(30),
                 )
         below = psutil.Process(fleet.pid).children(recursive=True)
-        assert [item.name() for item in below].count("sleep") == 2
+        work = [item for item in below if item.name() in ("sh", "sleep")]
+        assert len(work) == 2
     assert psutil.wait_procs(below, timeout=5)[1] == []

@@ -13,7 +13,7 @@ import pytest
 
 from harness.statistics.leaks import judge_leak
 from harness.statistics.nights import NoiseFloor, ledger, noise_floor
-from harness.statistics.pairs import compare, order, pair_up
+from harness.statistics.pairs import compare, order
 from harness.statistics.policy import (
     Decided,
     Night,
@@ -97,11 +97,10 @@ class Board:
         letters = order(20)
         noise = self.rng.standard_t(4, 40) / math.sqrt(2) * METRICS[metric] * self.noise
         cost = {"A": self.cost(metric, good), "B": self.cost(metric, new)}
-        times = [
-            cost[letter] * math.exp(one) * (1 + 0.002 * at)
-            for at, (letter, one) in enumerate(zip(letters, noise, strict=True))
-        ]
-        a, b = pair_up(times, letters)
+        turns: dict[str, list[float]] = {"A": [], "B": []}
+        for at, (letter, one) in enumerate(zip(letters, noise, strict=True)):
+            turns[letter].append(cost[letter] * math.exp(one) * (1 + 0.002 * at))
+        a, b = turns["A"], turns["B"]
         first = compare(a[:10], b[:10])
         return (compare(a, b) if first.more else first).verdict
 
