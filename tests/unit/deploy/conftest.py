@@ -36,7 +36,8 @@ def make_wheel(tmp_path: Path) -> Callable[..., Path]:
         path = tmp_path / name
         with zipfile.ZipFile(path, "w") as archive:
             for member, data in files.items():
-                archive.writestr(member, data)
+                # Without the time of day: the same files are the same bytes, as at a registry.
+                archive.writestr(zipfile.ZipInfo(member), data)
         return path
 
     return make
