@@ -19,6 +19,7 @@ from harness.deploy.native import sanitizer_environment
 
 TESTS = (
     *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "timeout=1200"),
+    *("-n", "auto", "--maxprocesses", "4", "--dist", "worksteal"),
     *("tests/engine", "--ignore=tests/engine/native_build", "-k", "not cortex and not max-i8mm"),
     # They start engines as a board does, with an environment of their own, where nothing is
     # preloaded, and judge their ends with capstone, whose way of loading no sanitiser allows.
