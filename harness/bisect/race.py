@@ -139,6 +139,7 @@ class RaceSearch:
         self._patience = math.ceil(math.log(delta / 4) / math.log1p(-LEAST_P))
         self._evidence = Evidence(budget)
         self._searching: tuple[ThresholdSearch, tuple[str, ...]] | None = None
+        self._searched: tuple[ThresholdSearch, tuple[str, ...]] | None = None  # the last of them
         self._races: list[Race] = []
         self._signature: str | None = None
         self._others = self._infra = 0
@@ -194,11 +195,13 @@ class RaceSearch:
             self._told = [0, 0]
             self._advance((failures, passes))
 
-    def posterior(self) -> tuple[tuple[str, ...], Floats] | None:
-        """Steps of the search that goes on, and how probable each is its threshold."""
-        if self._searching is None:
+    def posterior(self, *, ended: bool = False) -> tuple[tuple[str, ...], Floats] | None:
+        """Steps of the search that goes on, and how probable each is its threshold; with `ended`
+        those of the last one, though it has ended."""
+        known = self._searched if ended else self._searching
+        if known is None:
             return None
-        search, steps = self._searching
+        search, steps = known
         return steps, search.posterior()[1:-1]
 
     def named(self) -> tuple[Race, ...]:
@@ -482,4 +485,4 @@ class RaceSearch:
         return Rate(*self._evidence.total(lacks), BACKGROUND)
 
     def _watch(self, search: ThresholdSearch, steps: Sequence[str]) -> None:
-        self._searching = (search, tuple(steps))
+        self._searching = self._searched = (search, tuple(steps))

@@ -61,7 +61,8 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """A finished search. `sentences` and `commands` go with the verdict's races."""
+    """A finished search. `sentences` and `commands` go with the verdict's races, `posterior` with
+    the last step that was searched for: (name, probability) of each that it could be."""
 
     search: str
     verdict: Verdict
@@ -69,6 +70,7 @@ class Ended:
     trials: int
     sentences: tuple[str, ...]
     commands: tuple[str, ...]
+    posterior: tuple[tuple[str, float], ...]
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -80,6 +82,7 @@ class Ended:
             "trials": self.trials,
             "interval": list(self.verdict.interval),
             "findings": list(self.verdict.findings),
+            "posterior": [{"name": name, "probability": share} for name, share in self.posterior],
             "races": [
                 {
                     **dataclasses.asdict(race),
@@ -258,4 +261,6 @@ def _ended(
     if len(verdict.races) == 1:
         line = f"{line}: {missing_edge(verdict.races[0], trials, plan.parts)}"
     commands = tuple(reproducing(race, where, plan.steps) for race in verdict.races)
-    return Ended(search_id, verdict, line, search.trials, sentences, commands)
+    steps, shares = search.posterior(ended=True) or ((), ())
+    posterior = tuple((step, float(share)) for step, share in zip(steps, shares, strict=True))
+    return Ended(search_id, verdict, line, search.trials, sentences, commands, posterior)

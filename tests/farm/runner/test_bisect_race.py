@@ -54,7 +54,10 @@ def test_a_planted_race_is_named_an_interrupted_search_goes_on_and_a_clean_board
         f"`{OP}` completes after `L01.attn.add` starts, which reads `{OP}`: "
         "no event between matrix and vector queue" in race["sentence"]
     )
+    shares = {one["name"]: one["probability"] for one in result["posterior"]}
+    assert max(shares, key=shares.__getitem__) == OP  # what the page draws
     row = searches.get(search)
+    assert row.details["posterior"] == result["posterior"]
     assert (row.outcome, row.culprits) == ("named", [OP])
     assert spools() == []
 

@@ -62,6 +62,17 @@ def test_without_delays_a_rare_race_is_found_all_the_same() -> None:
     assert np.mean(trials) <= 750
 
 
+def test_what_was_likeliest_is_told_when_the_search_has_ended() -> None:
+    place = world(race(77, p=1.0))
+    found = RaceSearch(STEPS, delta=0.01, budget=500, delays=True)
+    while not isinstance(question := found.ask(), Verdict):
+        found.tell(*place.trial(question.configuration))
+    assert found.posterior() is None
+    steps, shares = found.posterior(ended=True) or ((), np.empty(0))
+    assert steps[int(shares.argmax())] == STEPS[77]
+    assert shares.max() > 0.5  # what confirms it comes later
+
+
 def test_of_a_pair_both_members_are_named_and_no_more() -> None:
     for seed in range(2):
         pair = race(20 + 50 * seed, 130 + seed, p=0.2)
