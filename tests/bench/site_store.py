@@ -132,7 +132,14 @@ def _to_json(value: object) -> str:
     return value.text if isinstance(value, _Ready) else json.dumps(value)
 
 
-def _verdict(stage: str, seed: int) -> Verdict:
+def kind_of(night: int, number: int, place: int) -> int:
+    """Which verdict a board's run of a night has. Most nights of a board are alike; one in some
+    weeks differs."""
+    odd = (night * 31 + number * 17 + place) % 97 == 0
+    return KINDS - 1 if odd else (night + number) % (KINDS - 1)
+
+
+def verdict_of(stage: str, seed: int) -> Verdict:
     if stage == "tiny":
         return tiny_verdict(400.0 + seed)
     if stage == "accuracy":
@@ -143,7 +150,7 @@ def _verdict(stage: str, seed: int) -> Verdict:
 
 
 def _kind(stage: str, seed: int) -> _Kind:
-    verdict = _verdict(stage, seed)
+    verdict = verdict_of(stage, seed)
     return _Kind(
         {
             "stage": stage,
@@ -206,9 +213,7 @@ def _runs(
     began = FIRST + datetime.timedelta(days=night)
     for number, board in enumerate(boards):
         for place, stage in enumerate(STAGES):
-            # Most nights of a board are alike; one in some weeks differs.
-            odd = (night * 31 + number * 17 + place) % 97 == 0
-            kind = kinds[stage][(KINDS - 1 if odd else (night + number) % (KINDS - 1))]
+            kind = kinds[stage][kind_of(night, number, place)]
             start = began + datetime.timedelta(minutes=8 * place, milliseconds=number)
             run = {
                 **kind.run,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import os
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -14,10 +16,10 @@ from dashboards.site import build
 from harness.cli.results import app as results_command
 from harness.store import Store
 
-from .. import site_store
+from .. import asv_results, site_store
 from ..context import Bench
 from ..ratios import Ratio
-from ..results import Row, Target, judged
+from ..results import SKIPPED, Row, Target, judged
 from ..site_store import Size
 
 SUMMARY = "the site of 200 boards × 365 nights × 4 stages: from nothing, after one run, queries"
@@ -35,19 +37,33 @@ TARGETS = {
     "one campaign": Target(1.0, at_least=False),
 }
 KB = 1000
+ASV = "BENCH_ASV_PYTHON"
 
 
 def run(bench: Bench) -> Iterator[Row]:
     sizes = TINY_SIZES if bench.tiny else QUICK_SIZES if bench.quick else SIZES
     before: dict[str, float] = {}
+    why_not = no_asv()
+    if why_not:
+        yield Row(bench.name, "against asv", SKIPPED, notes=(why_not,))
     for size in sizes:
         bench.log(f"{size}: {size.results} results")
         with tempfile.TemporaryDirectory(prefix="site-", dir=_room(bench)) as folder:
             site_store.fill(Path(folder) / "results.sqlite", size)
             found = measured(Path(folder), size)
+            if not why_not:
+                bench.log(f"{size}: asv publish")
+                found["asv publish"] = published(Path(folder) / "asv", size)
+                yield judged(
+                    bench.name,
+                    f"asv publish ÷ site from nothing, {size}",
+                    _one(found["asv publish"] / found["site from nothing"]),
+                    speeds=f"{found['site from nothing']:.1f} s against "
+                    f"{found['asv publish']:.1f} s",
+                )
         for name, value in found.items():
             unit = "kB" if name == "Farm page" else "s"
-            target = TARGETS[name] if size == SIZES[-1] else None
+            target = TARGETS.get(name) if size == SIZES[-1] else None
             yield judged(bench.name, f"{name}, {size}", _one(value), target=target, unit=unit)
             if name in before:
                 yield judged(
@@ -57,6 +73,26 @@ def run(bench: Bench) -> Iterator[Row]:
                     speeds=f"{before[name]:.3g} {unit} → {value:.3g} {unit}",
                 )
         before = found
+
+
+def no_asv() -> str:
+    """Why it cannot be raced, or nothing."""
+    python = os.environ.get(ASV, "")
+    if not python:
+        return f"needs {ASV}: the Python of an environment with asv"
+    return "" if os.access(python, os.X_OK) else f"needs {python}, which {ASV} names"
+
+
+def published(folder: Path, size: Size) -> float:
+    """Seconds of `asv publish` on the series of the same nights."""
+    asv_results.fill(folder, size)
+    python = os.environ[ASV]
+    try:
+        return _seconds(lambda: asv_results.publish(folder, python))
+    except subprocess.CalledProcessError as error:
+        raise RuntimeError(
+            f"asv publish: {error.stderr.decode(errors='replace')[-2000:]}"
+        ) from error
 
 
 def measured(folder: Path, size: Size) -> dict[str, float]:
