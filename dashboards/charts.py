@@ -7,6 +7,7 @@ dark and print. Widths are in the units of the view box; the drawing scales with
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -31,7 +32,7 @@ class Table:
     rows: tuple[tuple[object, ...], ...]
     note: str = ""
 
-    @property
+    @functools.cached_property  # a template asks for every row
     def numeric(self) -> tuple[bool, ...]:
         """For each column: does it hold numbers (they stand to the right)?"""
         return tuple(

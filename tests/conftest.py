@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import hypothesis
 import pytest
 
 # Before anything imports numpy: many test processes side by side must not each start a thread per
@@ -31,6 +32,12 @@ for _signal, _usual in (
         signal.signal(_signal, _usual)
 
 pytest_plugins = ["pytester"]
+
+# How long an example takes is a matter of the machine, and of what else runs on it.
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("untimed")
 
 NEEDS = "needs "
 

@@ -111,9 +111,7 @@ def test_async_gives_the_bits_of_sync(
 
 
 @given(st.data())
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_subset_of_async_ops_any_placement_and_any_delays_give_the_bits_of_sync(
     package: Package, data: st.DataObject
 ) -> None:

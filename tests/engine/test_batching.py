@@ -168,7 +168,7 @@ def test_a_batch_runs_fused_and_on_queues_too(package: Package) -> None:
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.sampled_from([0, 1, 1.25, 3]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_attention_of_a_sequence_does_not_see_its_neighbours(
     lengths: list[int], spread: float
 ) -> None:

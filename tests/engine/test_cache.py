@@ -59,7 +59,7 @@ def placed(cache: KVCache, sizes: dict[str, int], chosen: list[int]) -> np.ndarr
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @given(made=appends())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_both_layouts_hold_the_same_to_the_bit_and_within_the_schemes_error(
     scheme: str, made: dict[str, Any]
 ) -> None:
@@ -103,7 +103,7 @@ def error_bound(scheme: str, values: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("layout", ["sd", "ds"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 @given(made=appends(), again=st.integers(0, 2**32))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_an_append_changes_its_slots_and_no_other_byte(
     scheme: str, layout: str, made: dict[str, Any], again: int
 ) -> None:

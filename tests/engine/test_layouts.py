@@ -54,7 +54,7 @@ def packed(kind: str, raw: np.ndarray, layout: str) -> PackedTensor:
     return PackedTensor("t", made.scheme, shape, made.parts, made.zero, made.layout, made.group)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     kind=st.sampled_from(sorted(BLOCKS)),
     outputs=st.integers(1, 70),
@@ -73,7 +73,7 @@ def test_every_layout_holds_the_numbers_of_the_gguf_blocks(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", sorted(BLOCKS))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(outputs=st.integers(1, 50), data=st.data())
 def test_some_rows_are_those_rows_of_the_whole(
     kind: str, layout: str, outputs: int, data: st.DataObject

@@ -136,7 +136,7 @@ def filled(heads: Heads, scheme: str, layout: str, sequences: int = 1) -> KVCach
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize(("scheme", "layout"), CACHES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     dim=st.sampled_from([16, 32, 64, 80, 96, 128]),
     kv_heads=st.integers(1, 3),
@@ -203,7 +203,7 @@ def test_threads_neighbours_and_padding_change_no_bit_of_a_row(
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize(("scheme", "layout"), CACHES)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     dim=st.sampled_from([16, 32, 80, 128]),
     kv_heads=st.integers(1, 4),

@@ -156,7 +156,7 @@ shapes = st.fixed_dictionaries(
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("name", QUANTISED)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     shape=shapes,
     blocks=st.integers(1, 5),
@@ -193,7 +193,7 @@ def test_a_product_with_quantised_weights_is_that_of_the_reference(
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("scheme", FLOATS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(shape=shapes, inputs=st.integers(1, 70))
 def test_a_product_with_float_weights_takes_any_number_of_inputs(
     scheme: str, kernels: str, shape: dict[str, int], inputs: int

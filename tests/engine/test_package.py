@@ -154,9 +154,7 @@ def test_a_tensor_outside_its_file_is_named_and_never_mapped(
         Package.open(bad)
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), value=st.integers(0, 255))
 def test_a_damaged_header_gives_an_error_or_a_package_never_a_crash(
     tmp_path: Path, synthetic_package: Path, data: st.DataObject, value: int

@@ -62,7 +62,7 @@ def weights(outputs: int, inputs: int, seed: int) -> np.ndarray:
     return (random.standard_t(4, (outputs, inputs)) * 0.05).astype(np.float32)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     scheme=st.sampled_from(SCHEMES),
     outputs=st.integers(1, 40),
@@ -82,7 +82,7 @@ def test_every_layout_holds_the_same_quantised_weights(
     assert error == pytest.approx(loss, rel=1e-3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(scheme=st.sampled_from(SCHEMES), outputs=st.integers(1, 9), seed=st.integers(0, 2**32))
 def test_each_weight_is_the_step_nearest_to_it(scheme: str, outputs: int, seed: int) -> None:
     """q = clamp(round(w / d)), with the d (and m) that the package holds."""

@@ -140,7 +140,7 @@ def test_steps_do_not_cross_the_wrap() -> None:
 
 
 @given(st.integers(1, 40), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_every_slot_holds_the_position_that_it_should(context: int, data: st.DataObject) -> None:
     """Simulated with a list: the oldest token behind the prefix makes room."""
     keep = data.draw(st.integers(0, context - 1))

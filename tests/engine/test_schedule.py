@@ -115,7 +115,7 @@ def unordered(
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_derived_schedule_orders_every_conflict_whatever_is_asynchronous(
     data: st.DataObject,
 ) -> None:
@@ -129,7 +129,7 @@ def test_a_derived_schedule_orders_every_conflict_whatever_is_asynchronous(
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_edge_of_a_derived_schedule_is_needed_and_its_loss_is_found(
     data: st.DataObject,
 ) -> None:
@@ -144,7 +144,7 @@ def test_every_edge_of_a_derived_schedule_is_needed_and_its_loss_is_found(
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_check_finds_what_brute_force_finds(data: st.DataObject) -> None:
     program, table = data.draw(programs()), data.draw(placements)
     memory = data.draw(memories(program))

@@ -58,7 +58,7 @@ def test_the_end_is_seen_however_the_stream_is_cut(
 
 
 @pytest.mark.parametrize("program", SHELLS, ids=lambda words: words[-1])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(text=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=80))
 def test_any_script_text_reaches_the_shell_unchanged(program: list[str], text: str) -> None:
     if shutil.which(program[0]) is None:

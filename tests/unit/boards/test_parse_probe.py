@@ -112,7 +112,7 @@ def test_output_that_is_no_probe_is_refused_and_shown(output: bytes, message: st
         parse_probe(output)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     name=st.sampled_from([path.stem for path in GOLDEN]),
     cut=st.integers(0, 6000),

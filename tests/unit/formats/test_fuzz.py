@@ -82,9 +82,7 @@ def folder() -> Any:
         yield Path(name)
 
 
-@settings(
-    max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_mutated_gguf_gives_an_error_or_a_checkpoint(make: Any, folder: Path, data: Any) -> None:
     whole = make.small_model()
@@ -93,7 +91,7 @@ def test_mutated_gguf_gives_an_error_or_a_checkpoint(make: Any, folder: Path, da
     read_everything(path)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(changes=mutations(len(SAFETENSORS)))
 def test_mutated_safetensors_gives_an_error_or_a_checkpoint(
     folder: Path, changes: list[tuple[int, int, int]]
@@ -103,7 +101,7 @@ def test_mutated_safetensors_gives_an_error_or_a_checkpoint(
     read_everything(path)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(tail=st.binary(max_size=200), magic=st.sampled_from([b"", b"GGUF", b"GGUF\3\0\0\0"]))
 def test_any_bytes_give_an_error_or_a_checkpoint(folder: Path, tail: bytes, magic: bytes) -> None:
     path = folder / "anything.gguf"

@@ -34,7 +34,7 @@ def rounded(x: Array, seed: int = 1) -> Array:
     return near
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10_000), st.floats(1e-4, 1e4))
 def test_other_rounding_is_never_blamed(seed: int, scale: float) -> None:
     want = outputs(seed, scale=scale)
@@ -43,7 +43,7 @@ def test_other_rounding_is_never_blamed(seed: int, scale: float) -> None:
     assert found.worst_row_rel_l2 is not None and found.worst_row_rel_l2 < 1e-4
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10_000), st.floats(1e-4, 1e4))
 def test_float16_storage_is_not_blamed(seed: int, scale: float) -> None:
     want = outputs(seed, scale=scale)

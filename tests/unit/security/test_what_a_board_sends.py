@@ -30,7 +30,7 @@ from harness.jobs.runlog import EventTail
 
 TOKEN = "0123456789abcdef" * 2
 IN_A_FOLDER = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -56,7 +56,7 @@ def texts(value: Any) -> list[str]:
 # --- events --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from(["v", "n", "t_ns", "kind", "data", "x"]), json_values))
 @example({"v": 1, "n": 0, "t_ns": 10**19, "kind": "log", "data": {}})
 @example({"v": 1, "n": 0, "t_ns": 0, "kind": ["log"], "data": {}})
@@ -73,7 +73,7 @@ def test_any_object_is_an_event_that_can_be_stored_or_a_record_error(raw: dict[s
     assert not any("\0" in text for text in texts(event.data))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(alphabet=[*'\\ud8Dc0aF"n/', "é", "😀"], max_size=30))
 def test_text_that_can_be_stored_is_left_as_it_is(text: str) -> None:
     for ascii_only in (True, False):
@@ -258,7 +258,7 @@ def test_what_the_script_answers_is_taken_as_it_is(tmp_path: Path) -> None:
 _HUGE = {"hash": "2" * 64, "kind": "blobs", "bytes": 1 << 60}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(sorted(ANSWERS)), json_values | st.binary(max_size=60))
 @example("survey", {"root": 5, "have": [], "refused": [], "short": []})
 @example("survey", {"root": "/x", "have": [{}], "refused": [], "short": []})
@@ -282,7 +282,7 @@ def test_an_answer_nested_without_end_is_a_value_error() -> None:
         parse_answer("stop", b"[" * 100_000)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from([b"M.b", b"M.e", b" ", b"\n", b"9" * 5000, b"7", b" g", b"x"])))
 def test_no_output_of_a_command_confuses_its_framing(pieces: list[bytes]) -> None:
     raw = b"".join(pieces).replace(b"M", TOKEN.encode())
@@ -304,7 +304,7 @@ def test_numbers_of_a_board_are_short_and_decimal(text: bytes | str, value: int 
 GOLDEN = sorted((Path(__file__).parents[1] / "boards" / "data").glob("*.probe"))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     name=st.sampled_from(range(len(GOLDEN))),
     lines=st.lists(st.tuples(st.integers(0, 400), st.text(max_size=40)), max_size=6),

@@ -12,7 +12,7 @@ from harness.statistics.accuracy import kl
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.1, 30.0))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_kl_equals_its_definition_and_is_never_negative(seed: int, spread: float) -> None:
     rng = np.random.default_rng(seed)
     r, b = rng.standard_normal((2, 4, 50)) * spread

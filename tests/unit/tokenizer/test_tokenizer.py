@@ -65,7 +65,7 @@ KINDS = {"byte level": BYTES, "sentencepiece": sentencepiece(), "huggingface": h
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(text=st.text())
 def test_any_text_comes_back_exactly(kind: str, text: str) -> None:
     tokenizer = Tokenizer(KINDS[kind])
@@ -76,7 +76,7 @@ def test_any_text_comes_back_exactly(kind: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_stream_gives_the_text_of_decode_in_whole_characters(kind: str, data: Any) -> None:
     tokenizer = Tokenizer(KINDS[kind])
@@ -309,7 +309,7 @@ KEYS = sorted({*BYTES, *sentencepiece(), *huggingface(), "stop_ids", "add_space_
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(changes=st.dictionaries(st.sampled_from(KEYS), JUNK, min_size=1, max_size=3))
 def test_junk_in_the_data_gives_an_error_or_a_working_tokenizer(
     kind: str, changes: dict[str, Any]

@@ -83,7 +83,7 @@ def test_lines_count_for_the_process_that_they_name() -> None:
     assert [note.kind for note in of_process(notes, {99}, "python3", nested=True)] == ["oom", "npu"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.text(max_size=200), max_size=6))
 @example(["traps: " * 400])
 @example(["x[1]: segfault at " + "f" * 3000])
@@ -93,7 +93,7 @@ def test_any_lines_are_notes_or_nothing(lines: list[str]) -> None:
         assert isinstance(note, Note)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.sampled_from([*"#0 xF:()+=\n", *"WT", "WRITE of size 4 at 0x1", "==1==ERROR: "])
@@ -153,7 +153,7 @@ def test_a_record_that_was_cut_tells_what_was_written() -> None:
     assert (cut.signal, cut.pc, cut.at) == (4, None, b"")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_a_damaged_record_is_read_or_refused(data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(RECORD)))
