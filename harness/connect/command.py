@@ -8,7 +8,7 @@ import secrets
 import select
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NoReturn, Protocol
 
 import paramiko
@@ -53,7 +53,7 @@ def execute(
     script: str,
     *,
     deadline: Deadline,
-    feed: Iterable[bytes] = (),
+    feed: bytes | Iterable[bytes] = b"",
     limit_bytes: int,
     title: str,
 ) -> CommandResult:
@@ -76,20 +76,40 @@ def execute(
         call.close()
 
 
+def _chunks(data: bytes) -> Iterator[bytes]:
+    return (data[at : at + CHUNK] for at in range(0, len(data), CHUNK))
+
+
+class _Answer(threading.Event):
+    """What a channel waits on for an answer. TimeoutError when the deadline passes first."""
+
+    def __init__(self, deadline: Deadline) -> None:
+        super().__init__()
+        self.deadline = deadline
+
+    def wait(self, timeout: float | None = None) -> bool:
+        left = self.deadline.remaining
+        if not super().wait(left if timeout is None else min(left, timeout)) and timeout is None:
+            raise TimeoutError(f"{self.deadline.label} did not end in time")
+        return self.is_set()
+
+
 class _Call:
     def __init__(
         self,
         wire: Wire,
         script: str,
         deadline: Deadline,
-        feed: Iterable[bytes],
+        feed: bytes | Iterable[bytes],
         limit_bytes: int,
         title: str,
     ) -> None:
         self.wire, self.deadline, self.title, self.limit = wire, deadline, title, limit_bytes
         self.token = secrets.token_hex(16)
         self.head = shell.frame(self.token, script)
-        self.feed = feed
+        self.feed = _chunks(feed) if isinstance(feed, bytes) else feed
+        self.input_bytes = len(self.head) + len(feed) if isinstance(feed, bytes) else None
+        self.writer: threading.Thread | None = None
         self.feed_error: BaseException | None = None
         self.channel: paramiko.Channel | None = None
         self.begun: shell.Begun | None = None
@@ -99,8 +119,12 @@ class _Call:
 
     def run(self) -> CommandResult:
         channel = self.open()
-        writer = threading.Thread(target=self.write, args=(channel,), daemon=True)
-        writer.start()
+        if self.input_bytes is not None and self.input_bytes <= channel.out_window_size:
+            channel.settimeout(max(0.1, self.deadline.remaining))
+            self.send(channel)  # no wait for the board, and no thread: a farm has many boards
+        else:  # the board may not read its input before its output was taken
+            self.writer = threading.Thread(target=self.write, args=(channel,), daemon=True)
+            self.writer.start()
         self.pump(channel)
         seconds = time.monotonic() - self.started
         out, err = shell.split(self.token, self.stdout), shell.split(self.token, self.stderr)
@@ -121,14 +145,16 @@ class _Call:
         """
         for attempt in range(OPEN_ATTEMPTS):
             try:
-                return bounded(self.start, self.deadline)
-            except TimeoutError as error:
-                if is_gone(self.wire.transport, 0):
-                    raise self.wire.lost(self.title) from error
-                raise self.wire.error(
-                    "timeout", f"{self.title}: no channel was opened in time", expected="an answer"
-                ) from error
-            except paramiko.SSHException as error:
+                return self.start()
+            except (TimeoutError, paramiko.SSHException) as error:
+                if self.deadline.expired:
+                    if is_gone(self.wire.transport, 0):
+                        raise self.wire.lost(self.title) from error
+                    raise self.wire.error(
+                        "timeout",
+                        f"{self.title}: no channel was opened in time",
+                        expected="an answer",
+                    ) from error
                 last = attempt == OPEN_ATTEMPTS - 1
                 if last or is_gone(self.wire.transport, 0.1):
                     raise
@@ -140,11 +166,19 @@ class _Call:
     def start(self) -> paramiko.Channel:
         channel = self.wire.transport.open_session(timeout=max(0.1, self.deadline.remaining))
         self.channel = channel
+        channel.event = _Answer(self.deadline)  # paramiko itself would wait for it without end
         channel.exec_command(shell.BOOT)
         return channel
 
     def write(self, channel: paramiko.Channel) -> None:
-        """On a thread of its own: the board may not read before its output was taken."""
+        """`send` on a thread of its own; what it raises is raised by the pump."""
+        try:
+            self.send(channel)
+        except BaseException as error:
+            self.feed_error = error
+
+    def send(self, channel: paramiko.Channel) -> None:
+        """All input, and its end. What is not taken shows by what the command does then."""
         try:
             channel.sendall(self.head)
             for chunk in self.feed:
@@ -152,8 +186,6 @@ class _Call:
             channel.shutdown_write()
         except (OSError, EOFError, paramiko.SSHException) as error:
             log.debug("%s: input not taken: %r", self.title, error)
-        except BaseException as error:  # of the feed itself; raised by the pump
-            self.feed_error = error
 
     def pump(self, channel: paramiko.Channel) -> None:
         poller = select.poll()
@@ -247,6 +279,9 @@ class _Call:
         if channel is None:
             return
         try:
-            bounded(channel.close, Deadline.after(2.0, "closing a channel"))
+            if self.writer is not None:  # a board that takes no input may hold up this message too
+                bounded(channel.close, Deadline.after(2.0, "closing a channel"))
+            else:
+                channel.close()
         except (OSError, EOFError, paramiko.SSHException) as error:
             log.debug("%s: closing its channel: %r", self.title, error)

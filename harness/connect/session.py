@@ -6,7 +6,7 @@ import io
 import logging
 import shlex
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -79,9 +79,7 @@ class BoardSession:
         """
         script = command if isinstance(command, str) else shlex.join(command)
         title = _title(script)
-        result = self.execute(
-            script, deadline=deadline, feed=_chunks(stdin or b""), limit_bytes=limit_bytes
-        )
+        result = self.execute(script, deadline=deadline, feed=stdin or b"", limit_bytes=limit_bytes)
         if check and result.status != 0:
             said = result.stderr.decode(errors="replace").strip()[-400:]
             raise self.error(
@@ -96,7 +94,7 @@ class BoardSession:
         script: str,
         *,
         deadline: Deadline,
-        feed: Iterable[bytes] = (),
+        feed: bytes | Iterable[bytes] = b"",
         limit_bytes: int = LIMIT_BYTES,
         title: str = "",
     ) -> CommandResult:
@@ -195,8 +193,3 @@ def open_session(
 def _title(script: str) -> str:
     line = script.strip().partition("\n")[0]
     return f"`{line if len(line) <= 60 else line[:59] + '…'}`"
-
-
-def _chunks(data: bytes) -> Iterator[bytes]:
-    step = 1 << 15
-    return (data[at : at + step] for at in range(0, len(data), step))

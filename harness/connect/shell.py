@@ -15,10 +15,12 @@ files print before, or left-over children after, is told apart as noise.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 
 # What `printf %b` must be told as an escape, the backslash included.
 _UNPRINTABLE = re.compile(rb"[^\x20-\x5b\x5d-\x7e]")
+_MARK = "@mark@"  # a command's own takes its place
 _BEGIN_LINE = re.compile(rb"([0-9]{1,18}) ([gt])\n")
 
 BOOT = """exec sh -c 'IFS= read -r _h_e || exit 255; _h_e=$(printf %b "$_h_e"); eval "$_h_e"'"""
@@ -89,6 +91,7 @@ if [ -n "$live" ]; then echo "left$live"; else echo gone; fi
 """
 
 
+@functools.lru_cache(maxsize=32)  # the same goes to every board of a farm
 def encode(script: str) -> bytes:
     """One line for `printf %b`, in printable ASCII. Raises ValueError for a NUL character."""
     raw = script.encode("utf-8", "surrogateescape")
@@ -99,7 +102,8 @@ def encode(script: str) -> bytes:
 
 def frame(token: str, script: str) -> bytes:
     """What goes to the standard input of `BOOT` before the script's own input."""
-    return encode(_ENVELOPE % {"token": token}) + b"\n" + encode(script) + b"\n"
+    envelope = encode(_ENVELOPE % {"token": _MARK})  # of any command: encoded once
+    return envelope.replace(_MARK.encode(), token.encode()) + b"\n" + encode(script) + b"\n"
 
 
 def end_processes(pid: int, mode: str) -> str:

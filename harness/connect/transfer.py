@@ -61,7 +61,7 @@ class Carrier(Protocol):
         script: str,
         *,
         deadline: Deadline,
-        feed: Iterable[bytes] = (),
+        feed: bytes | Iterable[bytes] = b"",
         limit_bytes: int = ...,
         title: str = "",
     ) -> CommandResult: ...
@@ -316,7 +316,7 @@ class _Upload:
         append = 'cat >>"$p" || exit 1' if have else 'cat >"$p" || exit 1'
         return self.said(self.execute(self.script(append) + _PUBLISH, self.chunks(have)))
 
-    def execute(self, script: str, feed: Iterable[bytes] = ()) -> CommandResult:
+    def execute(self, script: str, feed: bytes | Iterable[bytes] = b"") -> CommandResult:
         return self.session.execute(
             script,
             deadline=self.deadline,
