@@ -178,7 +178,8 @@ def glance(run: Run) -> Glance:
         jumps = tuple(map(step_words, d["fit"].jumps)) if d["fit"] is not None else ()
         return dataclasses.replace(told, speeds=speeds, why=d["physics"] or "", steps=jumps)
     if run.stage == "profile":
-        return dataclasses.replace(told, why=d["sentence"] or "")
+        deep = 1e3 / d["depths"][-1].token_ms if d["depths"] else None
+        return dataclasses.replace(told, why=d["sentence"] or "", speeds=(None, deep, None))
     return told
 
 

@@ -7,12 +7,13 @@ from collections import Counter
 
 from dashboards import plain
 from dashboards.charts import Bars
-from dashboards.data import Case, Results, Run
+from dashboards.data import Case, Glance, Results, Run
 from dashboards.pages.base import Page, Places, blocked_after, glance, key_figure
 from dashboards.pages.bringup import ceiling_bars
 from harness.verdicts import SEVERITY, Outcome
 
 SLOWEST = 6  # boards whose speed is explained
+FASTER = 1.25  # times the curve: then the profile ran as the curve did not
 SHOWN = 40  # of a list above or below the matrix, which has everything
 
 
@@ -156,7 +157,7 @@ def speeds(results: Results, places: Places) -> tuple[Speed, ...]:
         if end is None:
             continue
         profile = case.runs.get("profile")
-        why = (glance(profile).why if profile is not None else "") or seen.why
+        why = (_profiled(glance(profile), end) if profile is not None else "") or seen.why
         words = f"{plain.number(end)} tok/s at the end of the context"
         if top:
             words += f", {100 * end / top:.0f} % of what its memory allows"
@@ -176,6 +177,18 @@ def speeds(results: Results, places: Places) -> tuple[Speed, ...]:
             steps,
         )
         for number, (end, case, words, start, top, why, steps) in enumerate(ordered, 1)
+    )
+
+
+def _profiled(profile: Glance, end: float) -> str:
+    """What the profile says limits a board whose curve ended at `end` tok/s, and whether that
+    explains it."""
+    deep = profile.speeds[1] if profile.speeds is not None else None
+    if not profile.why or deep is None or deep < FASTER * end:
+        return profile.why
+    return (
+        f"{profile.why} But so the profile ran, at {plain.number(deep)} tok/s: something else took "
+        "time while the curve was measured."
     )
 
 

@@ -16,11 +16,12 @@ from harness.cli.bringup import (
     run,
     which,
 )
-from harness.cli.output import emit, emit_json, guard, say
+from harness.cli.output import emit, emit_json, guard, say, visible
 from harness.errors import HarnessError
 
 # Three boards share this machine's processor here, and the curve must reach its end in a minute.
 DEMO_CONTEXT = 1024  # positions
+PROFILE_S = 8.0  # for each board
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -39,12 +40,16 @@ def demo(
     """Bring SmolLM2-135M-Instruct up on the virtual boards of devices.yaml, and show it.
 
     Fetches the model once (93 MB), starts the boards, runs all four stages on all of them side by
-    side with a short stress stage, and builds the dashboard. Exits 0 only if every stage passed.
+    side with a short stress stage. Then profiles one board after the other, since boards that share
+    a processor cannot tell what limits them while the others compute, and builds the dashboard.
+    Exits 0 only if all of them passed.
     """
     from dashboards.site import build_site
     from harness.cli.summary import print_summary
+    from harness.farm.runner import Resume
     from harness.farm.selection import bringup_options, check_context, choose_boards, choose_stages
     from harness.jobs.engines import likely_layout
+    from harness.jobs.profile import PROFILE
     from harness.paths import state_dir
     from harness.store import Store
 
@@ -63,10 +68,19 @@ def demo(
         result = run(boards, model, options, choose_stages(()), store, resume=which(resume, fresh))
         if not as_json:
             print_summary(result)
+        alone = bringup_options(context=DEMO_CONTEXT, profile_seconds=PROFILE_S)
+        profiles = []
+        for board in boards if result.exit_code == 0 else ():
+            one = run([board], model, alone, [PROFILE], store, resume=Resume.NEVER, kind="profile")
+            profiles.append(one)
+            if not as_json:
+                for name, row in one.results.items():
+                    emit(visible(f"{name}: {row[PROFILE.name].verdict.headline}"))
         page = build_site(store, state_dir() / "dashboard")
     if as_json:
-        emit_json({**result.as_json(), "dashboard": str(page)})
+        told = [one.as_json() for one in profiles]
+        emit_json({**result.as_json(), "profiles": told, "dashboard": str(page)})
     else:
         emit(f"dashboard: {page}")
         say("the real length of the stress stage: harness bringup --stress-minutes 30")
-    raise typer.Exit(result.exit_code)
+    raise typer.Exit(max(one.exit_code for one in (result, *profiles)))

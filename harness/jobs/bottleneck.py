@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 BETWEEN_OPS = 0.20  # share of a token that no op covers
 NEAR_CEILING = 0.65  # of the measured read rate; a real mix of ops hardly gets beyond 0.9
+ABOVE = 1.03  # of the ceiling, and no more a matter of rounding
 FROM_A_CACHE = 1.15  # times the read rate: then the bytes come from a cache
 BUSY, IDLE = 0.85, 0.60  # share of the engine's threads, or of an accelerator
 TAKEN = 0.5  # of the time that the engine did not run in which no core was free for it
@@ -139,10 +140,16 @@ def _memory(seen: Evidence, near: float) -> Bottleneck:
         else "read fewer bytes: a finer scheme for the weights"
         + (", keys and values in int8" if kv >= 0.1 else "")
     )
+    against = f"{near:.0%} of the {seen.ceiling_gb_s:.3g} GB/s that the board reads at most"
+    if near > ABOVE:  # a large cache, or a better moment than that of the ceiling
+        against = (
+            f"above the {seen.ceiling_gb_s:.3g} GB/s that its memory gave just before: "
+            "some of it comes from a cache"
+        )
     return Bottleneck(
         MEMORY,
-        f"Memory bound: a token reads {total / 1e6:.4g} MB at {seen.gb_s:.3g} GB/s, {near:.0%} of "
-        f"the {seen.ceiling_gb_s:.3g} GB/s that the board reads at most; {what}.",
+        f"Memory bound: a token reads {total / 1e6:.4g} MB at {seen.gb_s:.3g} GB/s, {against}; "
+        f"{what}.",
         advice,
     )
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from dashboards.pages import ops
+from dashboards.pages import farm, ops
+from dashboards.pages.base import Places
 from dashboards.pages.planned import section
 from dashboards.reading import load
 from dashboards.site import write_site
@@ -112,3 +113,23 @@ def test_the_plan_has_what_was_measured_beside_it(
     text = next((tmp_path / "site").glob("boards/here*/index.html")).read_text()
     assert "What would fit, and how fast at most" in text
     assert "7921 MiB" in text
+
+
+@pytest.mark.parametrize(("speed", "told"), [(1.0, False), (0.5, True)])
+def test_a_limit_that_does_not_explain_the_curve_is_told_as_such(
+    sample: Any, store: Store, speed: float, told: bool
+) -> None:
+    book = sample.Recorder(store)
+    book.campaign("harness", "demo")
+    book.board("one", host="h")
+    profile = sample.profile_verdict(1)
+    deep = 1e3 / profile.details["depths"][-1]["token_ms"]
+    curve = sample.curve_verdict(1)
+    details = {**curve.details, "tokens_per_s_end": deep * speed}
+    book.run("one", "curve", curve.model_copy(update={"details": details}))
+    book.run("one", "profile", profile)
+    book.finish(Outcome.PASS)
+    results = load(store)
+    (row,) = farm.speeds(results, Places(results))
+    assert row.why.startswith("Memory bound")
+    assert ("something else took time while the curve was measured" in row.why) is told
