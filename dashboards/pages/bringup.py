@@ -354,7 +354,8 @@ def notes(case: Case) -> tuple[str, ...]:
     clocks = _clocks(case)
     if clocks:
         found.append(clocks)
-    campaigns = {run.campaign.id for run in case.runs.values()}
+    # A profile is asked for by itself, so that of another campaign is nothing to be warned of.
+    campaigns = {run.campaign.id for stage, run in case.runs.items() if stage != "profile"}
     if len(campaigns) > 1:
         found.append("The stages come from different campaigns; each shows when it ran.")
     return tuple(found)

@@ -27,6 +27,7 @@ from harness.statistics.throttle import BUSY_PERCENT, THROTTLED, throttled_spans
 
 TABLE_ROWS = 600
 EVENTS = ("cancelled", "killed")
+MOST_CANCELLED = 24  # marks of them; more would hide what they stand before
 EVENTS_SHOWN = 12
 
 Span = tuple[float, float]  # from, to, in seconds since the run began
@@ -216,21 +217,14 @@ def stress_chart(
     if timed:
         panels.append(_turn_panel(timed, x, panels[-1].bottom + 36))
     bottom = panels[-1].bottom
-    marks = []
-    for turn in turns:
-        if turn.finish in EVENTS:
-            marks.append(
-                Mark(
-                    x(turn.started_s),
-                    turn.finish,
-                    "✕" if turn.finish == "killed" else "■",
-                    f"{turn.finish} at {plain.seconds(turn.started_s)}: conversation "
-                    f"{turn.conversation + 1}, turn {turn.turn + 1}",
-                )
-            )
+    cancelled = [turn for turn in turns if turn.finish == "cancelled"]
+    stride = math.ceil(len(cancelled) / MOST_CANCELLED)
+    marks = [_mark(turn, x) for turn in cancelled[:: stride or 1]]
+    marks += [_mark(turn, x) for turn in turns if turn.finish == "killed"]
     legend = []
-    if any(mark.style == "cancelled" for mark in marks):
-        legend.append(("mark cancelled", "■ cancelled generation"))
+    if cancelled:
+        every = f" (every {stride}. of {len(cancelled)})" if stride > 1 else ""
+        legend.append(("mark cancelled", f"■ cancelled generation{every}"))
     if any(mark.style == "killed" for mark in marks):
         legend.append(("mark killed", "✕ engine killed and restarted"))
     if bands:
@@ -248,6 +242,16 @@ def stress_chart(
         legend=tuple(legend),
         hover=hover_data(x, [sample.t_s for sample in samples], _says(samples, tracks)),
         table=samples_table(samples).thinned(TABLE_ROWS),
+    )
+
+
+def _mark(turn: StressTurn, x: Scale) -> Mark:
+    return Mark(
+        x(turn.started_s),
+        turn.finish,
+        "✕" if turn.finish == "killed" else "■",
+        f"{turn.finish} at {plain.seconds(turn.started_s)}: conversation "
+        f"{turn.conversation + 1}, turn {turn.turn + 1}",
     )
 
 

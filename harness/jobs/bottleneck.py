@@ -142,10 +142,7 @@ def _memory(seen: Evidence, near: float) -> Bottleneck:
     )
     against = f"{near:.0%} of the {seen.ceiling_gb_s:.3g} GB/s that the board reads at most"
     if near > ABOVE:  # a large cache, or a better moment than that of the ceiling
-        against = (
-            f"above the {seen.ceiling_gb_s:.3g} GB/s that its memory gave just before: "
-            "some of it comes from a cache"
-        )
+        against = f"above memory's {seen.ceiling_gb_s:.3g} GB/s: some of it comes from a cache"
     return Bottleneck(
         MEMORY,
         f"Memory bound: a token reads {total / 1e6:.4g} MB at {seen.gb_s:.3g} GB/s, {against}; "

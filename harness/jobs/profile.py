@@ -89,7 +89,7 @@ class Profile:
         told = outcome in (Outcome.PASS, Outcome.WARN)
         return Verdict(
             outcome=outcome,
-            headline=failures.short(details.sentence if told else first.sentence),
+            headline=failures.short(details.sentence.partition(";")[0] if told else first.sentence),
             checks=checks,
             remedy=_remedy(outcome, first, details),
             details=details.model_dump(mode="json"),

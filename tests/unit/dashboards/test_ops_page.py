@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dashboards.pages import farm, ops
+from dashboards.pages import bringup, farm, ops
 from dashboards.pages.base import Places
 from dashboards.pages.planned import section
 from dashboards.reading import load
@@ -133,3 +133,22 @@ def test_a_limit_that_does_not_explain_the_curve_is_told_as_such(
     (row,) = farm.speeds(results, Places(results))
     assert row.why.startswith("Memory bound")
     assert ("something else took time while the curve was measured" in row.why) is told
+
+
+def test_only_stages_of_one_bring_up_that_come_from_others_are_told(
+    sample: Any, store: Store
+) -> None:
+    book = sample.Recorder(store)
+    told = []
+    for stage, verdict in (
+        ("curve", sample.curve_verdict(1)),
+        ("profile", sample.profile_verdict(1)),
+        ("tiny", sample.tiny_verdict()),
+    ):
+        book.campaign("harness", "bringup")
+        book.board("one", host="h")
+        book.run("one", stage, verdict)
+        book.finish(Outcome.PASS)
+        (case,) = load(store).cases
+        told.append(any("different campaigns" in note for note in bringup.notes(case)))
+    assert told == [False, False, True]

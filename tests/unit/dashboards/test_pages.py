@@ -409,6 +409,17 @@ def test_cancelled_and_killed_turns_are_marked_differently(sample: Any) -> None:
     ]
 
 
+def test_of_many_cancelled_turns_some_are_marked_and_the_legend_says_how_many(sample: Any) -> None:
+    details = StressDetails.model_validate(sample.stress_verdict(2).details)
+    cancelled = next(turn for turn in details.turns if turn.finish == "cancelled")
+    chart = stress.stress_chart(details.samples, [*details.turns, *[cancelled] * 99])
+    assert chart is not None
+    styles = [mark.style for mark in chart.marks]
+    assert styles.count("cancelled") == 20
+    assert styles.count("killed") == 1
+    assert ("mark cancelled", "■ cancelled generation (every 5. of 100)") in chart.legend
+
+
 def test_panels_share_one_time_axis_and_do_not_overlap(sample: Any) -> None:
     details = StressDetails.model_validate(sample.stress_verdict(2, throttle=True).details)
     chart = stress.stress_chart(details.samples, details.turns)

@@ -33,7 +33,7 @@ def seen(**changes: Any) -> Evidence:
         ({}, "compute", "2 threads 98% busy, and it reads at 20% of what memory gives"),
         ({"ceiling_gb_s": 2.5}, "memory", "100 MB at 2 GB/s, 80% of the 2.5 GB/s"),
         ({"ceiling_gb_s": 2.5, "cpu_busy": 0.5}, "memory", "80%"),
-        ({"ceiling_gb_s": 1.9}, "memory", "above the 1.9 GB/s that its memory gave just before"),
+        ({"ceiling_gb_s": 1.9}, "memory", "above memory's 1.9 GB/s: some of it comes"),
         ({"residual_ms": 15.0}, "dispatch", "30% of a token (15 ms) lies between"),
         ({"cpu_busy": 0.3}, "waiting", "busy for 30% of the time"),
         ({"cpu_busy": 0.3, "free_cores": 0.1}, "contended", "other processes have the cores"),
