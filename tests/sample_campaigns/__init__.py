@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.verdicts import Outcome
 
+from .crashes import crash_verdict, record_crashes
 from .profiles import profile_verdict, told
 from .recorder import (
     FAULT,
@@ -25,10 +26,12 @@ __all__ = [
     "Outcome",
     "Recorder",
     "accuracy_verdict",
+    "crash_verdict",
     "curve_verdict",
     "facts",
     "profile_verdict",
     "record_all",
+    "record_crashes",
     "record_passing",
     "record_searches",
     "record_troubled",

@@ -8,24 +8,8 @@ from typing import Any
 from dashboards.site import build, build_site
 from harness.store import Store
 from harness.store.crashes import Crashes
-from harness.verdicts import CrashNote, Outcome, Verdict
 
 HOSTILE = "</code><script>document.title='owned'</script>\x1b[31m\u202e"
-
-
-def crash(hash_: str, text: str = "") -> Verdict:
-    note = CrashNote(
-        name="out-of-bounds",
-        signature=f"out-of-bounds | SIGSEGV | - | - | overrun{text}",
-        hash=hash_,
-        finer="f" * 16,
-        headline=f"a write beyond the heap{text}",
-        sentence=f"it touched memory that is not its own{text}",
-        remedy="run it with `--asan`",
-        op=f"L01.ffn.down{text}"[:100],
-        facts=((f"frame{text}"[:80], f"linear+0x40{text}"),),
-    )
-    return Verdict(outcome=Outcome.FAIL, headline="it died", crash=note)
 
 
 def test_a_signature_stands_once_with_its_boards_evidence_and_commands(
@@ -33,9 +17,9 @@ def test_a_signature_stands_once_with_its_boards_evidence_and_commands(
 ) -> None:
     book = sample.Recorder(store)
     book.campaign("harness", "bringup")
-    first = book.run("rk-01", "curve", crash("a" * 16))
-    second = book.run("pi-02", "curve", crash("a" * 16))
-    book.run("pi-02", "stress", crash("b" * 16))
+    first = book.run("rk-01", "curve", sample.crash_verdict("a" * 16))
+    second = book.run("pi-02", "curve", sample.crash_verdict("a" * 16))
+    book.run("pi-02", "stress", sample.crash_verdict("b" * 16))
     found = {
         "command": f"harness triage {first[:8]} --again 5",
         "rate": "5 of 5",
@@ -56,7 +40,7 @@ def test_a_signature_stands_once_with_its_boards_evidence_and_commands(
 def test_hostile_text_of_a_crash_is_text(store: Store, sample: Any, tmp_path: Path) -> None:
     book = sample.Recorder(store)
     book.campaign("harness", "bringup")
-    book.run("rk-01", "curve", crash("a" * 16, HOSTILE))
+    book.run("rk-01", "curve", sample.crash_verdict("a" * 16, HOSTILE))
     build(store, tmp_path / "site")
     text = (tmp_path / "site" / "crashes.html").read_text()
     assert "<script>document" not in text
