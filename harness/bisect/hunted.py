@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import re
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
 CRASH, ACCURACY_NAME, TPOT, RSS = "crash", "accuracy", "tpot", "rss"
 NEW_TOKENS = 32  # of a generation
 PROMPT = 12  # ids
-REPEATS = 5  # generations of a visit that count; one before them warms up
+REPEATS = 5  # generations of a visit that count, at least; one before them warms up
+MOST_REPEATS = 50
+VISIT_S = 2.0  # of generations in a visit: what disturbs a board for a moment should not decide
 DEADLINE_S = 600.0
 STALL_S = 120.0
 FEW_CLOCKS = 3  # samples: fewer tell no throttling
@@ -67,13 +71,33 @@ class Hunted:
         return bool(self.unit)
 
 
-def hunted(name: str, *, tokens: int = NEW_TOKENS, repeats: int = REPEATS) -> Hunted:
+class Pace:
+    """How many generations a visit times: as many as were asked for, or else, from the second visit
+    on, as many as take VISIT_S."""
+
+    def __init__(self, asked: int | None, tokens: int) -> None:
+        self.count = asked or REPEATS
+        self._asked, self._tokens = asked, tokens
+
+    def heard(self, shown: Shown) -> Shown:
+        """Takes note of how long a generation took."""
+        took = self._tokens * statistics.median(shown.values) if shown.values else 0.0
+        if self._asked is None and took > 0:
+            self.count = min(MOST_REPEATS, max(REPEATS, math.ceil(VISIT_S / took)))
+        return shown
+
+
+def hunted(name: str, *, tokens: int = NEW_TOKENS, repeats: int | None = None) -> Hunted:
     """What `--what` names. Raises HarnessError for anything else: a test is no job."""
+    pace = Pace(repeats, tokens)
     kinds = {
         CRASH: Hunted(CRASH, lambda context: generation(context, tokens, 2), _show_crash),
         ACCURACY_NAME: Hunted(ACCURACY_NAME, ACCURACY.plan, _show_accuracy),
         TPOT: Hunted(
-            TPOT, lambda context: generation(context, tokens, repeats + 1), _show_tpot, "s"
+            TPOT,
+            lambda context: generation(context, tokens, pace.count + 1),
+            lambda context, log: pace.heard(_show_tpot(context, log)),
+            "s",
         ),
         # The allocator rounds the same way each time: little differs between visits.
         RSS: Hunted(

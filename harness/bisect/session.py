@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from harness.bisect import performance, revisions
 from harness.bisect.board_trials import BoardTrials, run_folder
 from harness.bisect.hunt import Build, Finding, Hunt, Make, Search, Standing
-from harness.bisect.hunted import ACCURACY_NAME, CRASH, NEW_TOKENS, REPEATS, Hunted, hunted
+from harness.bisect.hunted import ACCURACY_NAME, CRASH, NEW_TOKENS, Hunted, hunted
 from harness.bisect.lines import Line, Outcome
 from harness.bisect.pytest_trials import PytestTrials
 from harness.bisect.trials import Result, Trial
@@ -47,7 +47,7 @@ class Wanted:
     least_rate: float | None = None  # None: as the kind has it
     budget: int | None = None  # None: BUDGETS
     tokens: int | None = None  # None: as many as the kind generates
-    repeats: int = REPEATS
+    repeats: int | None = None  # of a visit; None: as many as take its time
     any_failure: bool = False
 
     @property

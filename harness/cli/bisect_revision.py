@@ -98,8 +98,13 @@ def revision(
         typer.Option(min=2, help="Tokens of each generation; default: 32, of accuracy 200."),
     ] = None,
     repeats: Annotated[
-        int, typer.Option(min=1, help="Generations that are timed in each visit.")
-    ] = 5,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Generations that are timed in each visit; default: as many as take 2 s, 5 at "
+            "least.",
+        ),
+    ] = None,
     any_failure: Annotated[
         bool,
         typer.Option("--any-failure", help="Hunt any failure, not only the one that BAD shows."),

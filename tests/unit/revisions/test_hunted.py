@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from engine.records import Event
-from harness.bisect.hunted import Shown, hunted, shown_of, signature_of
+from harness.bisect.hunted import Pace, Shown, hunted, shown_of, signature_of
 from harness.bisect.pytest_trials import judged
 from harness.bisect.session import is_test, verdict_of
 from harness.bisect.trials import Result, Trial
@@ -144,3 +144,18 @@ def test_a_measurement_of_what_is_checked_out_is_bad_above_its_limit() -> None:
     assert verdict_of(Trial("this", {}, Result.FAIL), None) is Result.FAIL
     cannot = Trial("this", {}, Result.OTHER, evidence={"untestable": "does not build"})
     assert verdict_of(cannot, 0.02) is Result.OTHER
+
+
+@pytest.mark.parametrize(
+    ("asked", "tpot_s", "count"),
+    [(None, 0.0025, 25), (None, 0.2, 5), (None, 0.0001, 50), (3, 0.0025, 3)],
+)
+def test_a_visit_times_as_many_generations_as_take_two_seconds(
+    asked: int | None, tpot_s: float, count: int
+) -> None:
+    pace = Pace(asked, tokens=32)
+    assert pace.count == (asked or 5)
+    pace.heard(Shown(Result.OTHER, "no token was timed"))
+    assert pace.count == (asked or 5)
+    pace.heard(Shown(Result.PASS, values=(tpot_s, tpot_s, 9.0)))
+    assert pace.count == count
