@@ -6,16 +6,19 @@ repeats. A search that takes repeats for independent is sure of the wrong revisi
 
 The model of the log values y, with x = 1 from the change on:
 
-    y = level + effect · x + noise(between² + within² / repeats)
+    y = level + walk + effect · x + noise(between² + within² / repeats)
 
-level flat; effect log-uniform from the least that counts to a factor of e; between lognormal. All
-but the level, which integrates out, is summed over a grid, so the posterior over change points,
-"no change" among them, needs no approximation and no starting guess. R. Adams and D. MacKay,
+level flat; effect log-uniform from the least that counts to a factor of e; between lognormal. The
+walk is what a board does by itself while hours pass (heat, neighbours): from visit to visit it goes
+a normal step, none or a share of the noise. All but the level, which integrates out, is summed over
+a grid, so the posterior over change points, "no change" among them, needs no approximation and no
+starting guess. R. Adams and D. MacKay,
 "Bayesian online changepoint detection" (2007) have the idea, with many changes.
 
     ends     good and bad in ABBA order until it is clear that they differ, or that they do not
     search   the candidate that halves the posterior; each fifth visit goes to the good revision.
-             When that one is off by more than three sigma, and again at once: ENVIRONMENT
+             When that one is off by more than three sigma from the visits of it before, and again
+             at once: ENVIRONMENT
     verify   the named revision against its parent, ABBA, in fresh visits alone
 
 Pure: the same seed and the same answers give the same questions.
@@ -28,7 +31,7 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy import linalg, stats
 from scipy.special import logsumexp
 
 from harness.bisect.lines import Answer, Candidate, Line, Outcome, Question
@@ -41,7 +44,11 @@ BLOCKS = 8  # of ABBA to verify, at most; one of them, four visits, at least
 NO_CHANGE = 0.5  # prior: that the two ends do not differ at all
 MAX_EFFECT = 1.0  # log: a factor of e; larger ones are found all the same
 EFFECTS, BETWEENS = 24, 17  # points of the grid
+WALKS = (0.0, 0.15, 0.4, 1.0)  # steps of the board's own, in standard deviations of a visit
+STILL = 0.5  # prior: that it stands still
+LATELY = 4  # visits of the good revision that a new one is held against
 ABBA = (0, 1, 1, 0)
+LOG_PRIOR_WALK = np.log([STILL, *[(1.0 - STILL) / (len(WALKS) - 1)] * (len(WALKS) - 1)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +77,19 @@ class _Visit:
     value: float  # log of the visit's median
     within: float  # variance of the median within the visit
     phase: str
+
+
+def _whitened(rows: Array, step: float) -> tuple[Array, float]:
+    """Rows (R, n) in which noise of variance 1 about a level that walks by `step` a visit became
+    white, with the level projected out; and the log of what that adds to their likelihood."""
+    n = rows.shape[1]
+    steps = np.arange(n, dtype=np.float64)
+    root = np.linalg.cholesky(np.eye(n) + step**2 * np.minimum(steps[:, None], steps[None, :]))
+    white = linalg.solve_triangular(root, np.vstack((np.ones(n), rows)).T, lower=True).T
+    level, rest = white[0], white[1:]
+    known = float(level @ level)
+    rest = rest - np.outer(rest @ level / known, level)
+    return rest, -float(np.log(np.diag(root)).sum()) - 0.5 * math.log(known / n)
 
 
 class PerformanceSearch:
@@ -216,7 +236,9 @@ class PerformanceSearch:
         return float(found - stats.norm.logpdf(difference, 0.0, error))
 
     def _name(self, named: Candidate, share: float) -> Answer:
-        effect, sigma = self.effect, self._estimates(named)[1]
+        sides = [[value for side, value in self._fresh if side == which] for which in (0, 1)]
+        effect = math.expm1(float(np.mean(sides[1]) - np.mean(sides[0])))  # next to each other
+        sigma = self._estimates(named)[1]
         details = {**self._details(), "effect": effect, "visit_sd": sigma}
         if len(named.positions) > 1:
             return Answer(
@@ -276,6 +298,7 @@ class PerformanceSearch:
         before = [one.value for one in self._visits if one.position == 0]
         if again:
             before = before[:-1]  # the doubtful one is the last of them
+        before = before[-LATELY:]
         if len(before) < 2:
             return
         off = visit.value - float(np.mean(before))
@@ -285,7 +308,7 @@ class PerformanceSearch:
         elif beyond and doubt is not None and off * doubt > 0:
             self._drifted = (
                 f"the good revision itself moved by {math.expm1((off + doubt) / 2):+.1%} between "
-                f"its first {len(before)} visits and its last two: the board or what runs beside "
+                f"{len(before)} visits and the next two: the board or what runs beside "
                 "it changed"
             )
         else:  # it tells nothing about any revision
@@ -340,16 +363,20 @@ class PerformanceSearch:
         variance = self._betweens**2 + self._within()  # (BETWEENS,)
         lasts = np.array([candidate.last for candidate in candidates], np.int64)
         x = (at[None, :] >= lasts[:, None]).astype(np.float64)  # (C, n)
-        yc = y - y.mean()
-        sxx = x.sum(1) - x.sum(1) ** 2 / n
-        sxy = x @ yc
-        syy = float(yc @ yc)
-        effects = self._effects
-        rss = syy - 2.0 * effects * sxy[:, None] + effects**2 * sxx[:, None]  # (C, EFFECTS)
         scale = -0.5 * (n - 1) * np.log(variance)  # the level is integrated out
-        log_change = scale - 0.5 * rss[:, :, None] / variance
+        effects = self._effects
+        changes, nones = [], []
+        for step, log_prior_walk in zip(WALKS, LOG_PRIOR_WALK, strict=True):
+            white, log_scale = _whitened(np.vstack((y - y.mean(), x)), step)
+            yw, xw = white[0], white[1:]
+            sxx, sxy, syy = (xw**2).sum(1), xw @ yw, float(yw @ yw)
+            rss = syy - 2.0 * effects * sxy[:, None] + effects**2 * sxx[:, None]  # (C, EFFECTS)
+            each = scale + log_scale + log_prior_walk
+            changes.append(each - 0.5 * rss[:, :, None] / variance)
+            nones.append(each - 0.5 * syy / variance + self._log_prior_between)
+        log_change = np.asarray(logsumexp(changes, axis=0))
         log_change += log_prior[:, None, None] + self._log_prior_between - math.log(EFFECTS)
-        log_none = float(logsumexp(scale - 0.5 * syy / variance + self._log_prior_between))
+        log_none = float(logsumexp(nones))
         return log_change + math.log(1.0 - NO_CHANGE), log_none + math.log(NO_CHANGE)
 
     def _within(self) -> float:
