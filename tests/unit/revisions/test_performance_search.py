@@ -73,6 +73,24 @@ def test_a_board_that_changes_under_the_search_ends_it_as_environment() -> None:
     assert "moved by" in move.sentence
 
 
+def test_a_board_that_drifts_by_itself_is_seen_through_and_nobody_is_blamed_for_it() -> None:
+    right, wrong = 0, 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        speed = Speed(rng, 0.1)
+        search = PerformanceSearch(Line([str(at) for at in range(SHORT + 1)]))
+        level = 0.0
+        while isinstance(move := search.ask(), Question):
+            level += 0.015 * rng.standard_normal()  # of the order of 10 % in the search
+            found = speed.visit(move.position, REPEATS)
+            search.tell(move, [float(np.exp(level)) * value for value in found])
+        named = move.outcome is Outcome.NAMED
+        right += named and move.positions == (speed.culprit,)
+        wrong += named and move.positions != (speed.culprit,)
+    assert wrong == 0
+    assert right >= 8
+
+
 def test_one_unlucky_visit_of_the_good_revision_is_no_change_of_the_board() -> None:
     speed = Speed(np.random.default_rng(4), 0.05)
     search = PerformanceSearch(Line([str(at) for at in range(SHORT + 1)]))
