@@ -58,9 +58,16 @@ class Case:
 
     @property
     def signal(self) -> str:
-        """ "SIGILL"; "" when no signal ended it."""
+        """ "SIGILL"; "" when no signal ended it.
+
+        What the dying process wrote down comes before what it was seen to end by: while one thread
+        tells of its end, another may meet its own, and an emulator ends by SIGSEGV then.
+        """
         if not self.own_exit or not self.exit.get("signal"):
             return ""
+        of_it = self.evidence.get("attempt") == self.exit.get("attempt")
+        if self.record is not None and of_it:
+            return signal_name(self.record.signal)
         return signal_name(self.exit["signal"])
 
     @functools.cached_property

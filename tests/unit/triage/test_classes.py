@@ -120,6 +120,15 @@ def test_a_jump_to_where_no_code_is_is_corrupted_control_flow(end: End) -> None:
         assert "where no code is" in finding.headline
 
 
+def test_what_the_dying_process_wrote_comes_before_what_it_was_seen_to_end_by(
+    end: End,
+) -> None:
+    # Two threads meet the instruction; the emulator ends by another signal meanwhile.
+    finding = found(end(signal="SIGSEGV", record=record()))
+    assert finding.name == "illegal-instruction"
+    assert (finding.signal, finding.code) == ("SIGILL", "ILL_ILLOPC")
+
+
 def test_a_signal_that_was_sent_blames_no_instruction(end: End) -> None:
     case = end(signal="SIGILL", record=record(lines=["code 0", "sender 77"]))
     assert "sent SIGILL by process 77" in found(case).headline
