@@ -285,6 +285,9 @@ def _style(outcome: str) -> str:
     return STYLES[Outcome(outcome)] if outcome in set(Outcome) else "dim"
 
 
+ONE_LINE = ("run", "stage", "when")  # columns that are short: rich need not look for a break
+
+
 def _table(*columns: str, header: bool = True) -> tuple[Any, Any]:
     """A table, and the console on stdout that prints it; a file gets lines that are not cut."""
     from rich.console import Console
@@ -295,5 +298,5 @@ def _table(*columns: str, header: bool = True) -> tuple[Any, Any]:
         console = Console(highlight=False, emoji=False, width=200)
     table = Table(show_header=header)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column in ONE_LINE)
     return table, console

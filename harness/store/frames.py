@@ -17,7 +17,7 @@ from harness.verdicts import Outcome
 
 _STAGE_ORDER = ("tiny", "accuracy", "curve", "stress")
 _CELL = ["board", "model_hash", "stage"]
-NEWEST = 8  # runs of a cell in which its newest two verdicts usually are
+NEWEST = 5  # runs of a cell in which its newest two verdicts usually are
 
 
 class Frames:
