@@ -55,6 +55,7 @@ class Site:
 def site(sample: Any, tmp_path_factory: pytest.TempPathFactory) -> Site:
     root = tmp_path_factory.mktemp("browser") / "site"
     with Store.open(root.parent / "results.sqlite") as store:
+        sample.record_noted_nights(store)
         sample.record_crashes(store)
         sample.record_all(store)
         searches = sample.record_searches(store)

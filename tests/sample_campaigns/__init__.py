@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.verdicts import Outcome
 
 from .crashes import crash_verdict, record_crashes
+from .nights import NIGHT_BOARD, record_nights, record_noted_nights
 from .profiles import profile_verdict, told
 from .recorder import (
     FAULT,
@@ -23,6 +24,7 @@ __all__ = [
     "FAULT",
     "HOSTILE",
     "MODEL",
+    "NIGHT_BOARD",
     "Outcome",
     "Recorder",
     "accuracy_verdict",
@@ -32,6 +34,8 @@ __all__ = [
     "profile_verdict",
     "record_all",
     "record_crashes",
+    "record_nights",
+    "record_noted_nights",
     "record_passing",
     "record_searches",
     "record_troubled",
