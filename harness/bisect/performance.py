@@ -225,9 +225,14 @@ class PerformanceSearch:
         place = named.last if ABBA[len(self._fresh) % len(ABBA)] else named.first - 1
         return Question(place, "verify")
 
+    def _sides(self) -> tuple[list[float], list[float]]:
+        """The fresh values of the parent, and of the named revision."""
+        parent, named = ([value for side, value in self._fresh if side == at] for at in (0, 1))
+        return parent, named
+
     def _evidence(self, effect: float, sigma: float) -> float:
         """Log of how much better the fresh visits fit the effect than none."""
-        sides = [[value for side, value in self._fresh if side == which] for which in (0, 1)]
+        sides = self._sides()
         if not sides[0] or not sides[1]:
             return 0.0
         difference = float(np.mean(sides[1]) - np.mean(sides[0]))
@@ -236,7 +241,7 @@ class PerformanceSearch:
         return float(found - stats.norm.logpdf(difference, 0.0, error))
 
     def _name(self, named: Candidate, share: float) -> Answer:
-        sides = [[value for side, value in self._fresh if side == which] for which in (0, 1)]
+        sides = self._sides()
         effect = math.expm1(float(np.mean(sides[1]) - np.mean(sides[0])))  # next to each other
         sigma = self._estimates(named)[1]
         details = {**self._details(), "effect": effect, "visit_sd": sigma}

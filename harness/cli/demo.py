@@ -74,8 +74,8 @@ def demo(
             one = run([board], model, alone, [PROFILE], store, resume=Resume.NEVER, kind="profile")
             profiles.append(one)
             if not as_json:
-                for name, row in one.results.items():
-                    emit(visible(f"{name}: {row[PROFILE.name].verdict.headline}"))
+                for item in (item for row in one.results.values() for item in row.values()):
+                    emit(visible(f"{item.board}: {item.verdict.headline}"))
         page = build_site(store, state_dir() / "dashboard")
     if as_json:
         told = [one.as_json() for one in profiles]
