@@ -14,6 +14,7 @@ import pytest
 
 from harness.boards import virtual
 from harness.boards.virtual import processes
+from tests.farm.detached import detached
 
 Client = Callable[..., paramiko.SSHClient]
 
@@ -86,8 +87,7 @@ def test_a_foreground_command_is_hung_up_when_its_channel_closes(plain_client: C
 
 def test_a_detached_process_survives_its_channel_and_its_connection(plain_client: Client) -> None:
     client = plain_client()
-    detached = "setsid sh -c 'echo $$ > pid; exec sleep 300' </dev/null >/dev/null 2>&1 &"
-    assert run(client, detached)[0] == 0
+    assert run(client, detached("echo $$ > pid; exec sleep 300"))[0] == 0
     client.close()
     again = plain_client()
     _, out, _ = run(again, "while [ ! -s pid ]; do sleep 0.1; done; cat pid")

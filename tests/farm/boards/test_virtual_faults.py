@@ -20,6 +20,7 @@ from harness.connect import BoardSession, Limits, Watch, open_session
 from harness.deadline import Deadline
 from harness.errors import BoardError
 from harness.inventory import Board
+from tests.farm.detached import detached
 
 Connect = Callable[..., BoardSession]
 Make = Callable[..., Board]
@@ -70,11 +71,7 @@ def test_a_dropped_link_leaves_detached_work_running_and_lets_the_next_session_i
     board = make_board(drop_link_at=LATER)
     session = open_session(board, deadline=soon())
     # Until the work has a session of its own the end of the link may end it, as on any board.
-    work = (
-        "nohup setsid sh -c 'echo up > up; sleep 1.5; echo done > mark'"
-        " </dev/null >/dev/null 2>&1 & while [ ! -s up ]; do sleep 0.02; done"
-    )
-    session.run(work, deadline=soon())
+    session.run(detached("sleep 1.5; echo done > mark"), deadline=soon())
     assert lost(session, board) == "board-lost"
     session.close()
     with open_session(board, deadline=soon()) as again:
@@ -111,7 +108,7 @@ def test_a_reboot_ends_all_processes_and_changes_the_boot_id(make_board: Make) -
     board = make_board(reboot_at=LATER)
     with open_session(board, deadline=soon()) as session:
         before = session.run("cat /proc/sys/kernel/random/boot_id", deadline=soon()).stdout
-        session.run("nohup setsid sleep 300 </dev/null >/dev/null 2>&1 &", deadline=soon())
+        session.run(detached("exec sleep 300"), deadline=soon())
         below = processes.descendants(virtual.running()[0].pid)
         assert any(item.state != "Z" for item in below)
         assert lost(session, board) == "board-lost"

@@ -25,6 +25,7 @@ from harness.boards.virtual.state import State
 from harness.deadline import Deadline
 from harness.errors import BoardError
 from harness.inventory import Board, Virtual
+from tests.farm.detached import detached
 
 Client = Callable[..., paramiko.SSHClient]
 Make = Callable[..., Board]
@@ -114,9 +115,7 @@ def test_a_damaged_state_file_is_as_none(make_board: Make, home: Path) -> None:
 def test_stop_ends_the_board_with_everything_on_it_and_may_be_repeated(
     plain_client: Client,
 ) -> None:
-    _, out, _ = plain_client().exec_command(
-        "nohup setsid sleep 300 </dev/null >/dev/null 2>&1 & sleep 0.3"
-    )
+    _, out, _ = plain_client().exec_command(detached("exec sleep 300"))
     out.channel.recv_exit_status()
     left = processes.descendants(pid_of())
     assert left
@@ -159,10 +158,7 @@ def test_a_board_with_a_process_left_on_it_is_not_idle(make_board: Make) -> None
     client = paramiko.SSHClient()
     client.set_missing_host_key_policy(paramiko.AutoAddPolicy())
     client.connect(endpoint.host, endpoint.port, endpoint.user, key_filename=str(endpoint.key_file))
-    _, out, _ = client.exec_command(  # `up` is there once it has left the group of the command
-        "setsid sh -c 'echo up > up; exec sleep 4' </dev/null >/dev/null 2>&1 &"
-        " while [ ! -s up ]; do sleep 0.02; done"
-    )
+    _, out, _ = client.exec_command(detached("exec sleep 4"))
     out.channel.recv_exit_status()
     client.close()
     time.sleep(2)

@@ -20,6 +20,7 @@ from harness.connect import BoardSession, open_session
 from harness.deadline import Deadline
 from harness.deploy.bundle import Bundle
 from harness.deploy.push import deploy
+from tests.farm.detached import detached
 
 if TYPE_CHECKING:
     from harness.boards.facts import Facts
@@ -143,11 +144,7 @@ def test_null_boards_take_what_runs_on_them_along(tmp_path: Path) -> None:
     with null_boards(2, tmp_path / "nulls") as fleet:
         for board in fleet.boards:
             with open_session(board, deadline=Deadline.after(30)) as session:
-                session.run(  # `up` is there once setsid has become the work
-                    "setsid sh -c 'echo up > up; exec sleep 1000' </dev/null >/dev/null 2>&1 &"
-                    " while [ ! -s up ]; do sleep 0.02; done",
-                    deadline=Deadline.after(30),
-                )
+                session.run(detached("exec sleep 1000"), deadline=Deadline.after(30))
         below = psutil.Process(fleet.pid).children(recursive=True)
         work = [item for item in below if item.name() in ("sh", "sleep")]
         assert len(work) == 2
