@@ -25,12 +25,14 @@ COLUMNS = 340  # of min-max thinning: two points a column fill the drawing's wid
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Data as people and programs read it: raw cells, formatted by the template."""
+    """Data as people and programs read it: raw cells, formatted by the template. `digits` are the
+    significant ones that are shown; sorting and CSV files have all."""
 
     caption: str
     columns: tuple[str, ...]
     rows: tuple[tuple[object, ...], ...]
     note: str = ""
+    digits: int = 6
 
     @functools.cached_property  # a template asks for every row
     def numeric(self) -> tuple[bool, ...]:

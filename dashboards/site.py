@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import functools
 import io
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -284,7 +285,8 @@ def check_name(check: Check) -> str:
 def table_rows(table: Table) -> Markup:
     """The rows of a data table. Written here and not in the template: there are thousands."""
     numeric = table.numeric
-    rows = ("".join(map(_cell, row, numeric)) for row in table.rows)
+    digits = itertools.repeat(table.digits)
+    rows = ("".join(map(_cell, row, numeric, digits)) for row in table.rows)
     return Markup("\n".join(f"<tr>{row}</tr>" for row in rows))  # noqa: S704 - cells are escaped
 
 
@@ -309,10 +311,10 @@ def _heat_cell(cell: Cell) -> str:
     return drawn
 
 
-def _cell(value: object, right: bool) -> str:
+def _cell(value: object, right: bool, digits: int) -> str:
     """Plain digits that can be copied; numbers also as they are, for sorting."""
-    if isinstance(value, float):  # six digits, but 0.99999999 must not read as 1
-        text = f"{value:.10g}" if 0.99 < abs(value) < 1 else f"{value:.6g}"
+    if isinstance(value, float):  # 0.99999999 must not read as 1
+        text = f"{value:.10g}" if 0.99 < abs(value) < 1 else f"{value:.{digits}g}"
         return f'<td class="num" data-value="{value!r}">{text}</td>'
     if value is None:
         return '<td class="num">–</td>' if right else "<td>–</td>"

@@ -394,7 +394,8 @@ def _generate(options: argparse.Namespace) -> int:
     run_by = decoder.unit.name
     kernels = getattr(decoder.unit, "kernels", None)
     if kernels:
-        run_by += f" ({kernels['all']}, {engine.threads} threads)"
+        count = f"{engine.threads} thread{'' if engine.threads == 1 else 's'}"
+        run_by += f" ({kernels['all']}, {count})"
     times = f"first token after {result.ttft_s:.2f} s{speed}"
     memory = f"peak memory {_peak_rss_mb():.0f} MB"
     print(f"[{counts}; {times}; {memory}; {run_by}]", file=sys.stderr)

@@ -88,7 +88,7 @@ def kernel_view(pid: int) -> str:
     first = _threads(pid)
     time.sleep(APART_S)
     ticks = os.sysconf("SC_CLK_TCK")
-    lines = [f"process {pid}, {len(first)} threads"]
+    lines = [f"process {pid}, {len(first)} thread{'' if len(first) == 1 else 's'}"]
     for thread, (name, _, before) in sorted(first.items())[:MOST_THREADS]:
         folder = Path(f"/proc/{pid}/task/{thread}")
         now = _stat(folder)

@@ -46,6 +46,16 @@ def worst(outcomes: list[Outcome]) -> Outcome:
     return next((level for level in SEVERITY if level in outcomes), Outcome.PASS)
 
 
+def one_line(text: str, limit: int = 118) -> str:
+    """`text` on one line of at most `limit` characters; what is longer is cut between words."""
+    line = " ".join(text.split())
+    if len(line) <= limit:
+        return line
+    cut = line[: limit - 1]
+    words = line[: limit - 1].rpartition(" ")[0]
+    return (words + " " if len(words) > limit // 2 else cut) + "…"  # one word may fill the line
+
+
 class Record(BaseModel):
     """Base of records that are stored or sent: frozen, unknown fields refused."""
 

@@ -17,6 +17,7 @@ from harness.jobs.details import ProfiledDepth, ProfileDetails, ProfiledOp
 STYLES = {"matrix": "s1", "vector": "s2", "control": "s3"}  # parts of the board
 OTHER_PART, BETWEEN = "s5", "s4"
 BARS_SHOWN = 12
+READ_DIGITS = 4  # of tables that stand on the page itself
 BETWEEN_OPS = "between ops"
 LANE, LANE_GAP = 30.0, 30.0
 VERDICTS = {
@@ -198,13 +199,14 @@ def parts_table(d: Details) -> Table | None:
     rows.append(
         ("a token, end to end", None, deep.traced_ms, _percent(1.0), deep.bytes / 1e6, deep.gb_s)
     )
-    return Table("Ops by unit", ("unit", "ops", "ms", "share", "MB", "GB/s"), tuple(rows))
+    return Table("Ops by unit", PART_COLUMNS, tuple(rows), digits=READ_DIGITS)
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
+PART_COLUMNS = ("unit", "ops", "ms", "share", "MB", "GB/s")
 COLUMNS = ("op", "unit", "kind", "calls", "shallow µs", "deep µs", "share", "MB", "GB/s", "ceiling")
 
 
@@ -235,7 +237,7 @@ def groups_table(d: Details) -> Table | None:
     near = _percent(deep.gb_s / ceiling) if ceiling else None
     total = (deep.bytes / 1e6, deep.gb_s, near)
     rows.append(("a token, end to end", "", "", None, *ends, _percent(1.0), *total))
-    return Table("Ops of all layers", COLUMNS, tuple(rows))
+    return Table("Ops of all layers", COLUMNS, tuple(rows), digits=READ_DIGITS)
 
 
 def token_chart(d: Details) -> Chart | None:

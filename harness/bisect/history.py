@@ -22,6 +22,7 @@ from typing import IO
 from harness.deploy.cache import locked
 from harness.errors import HarnessError
 from harness.paths import cache_dir
+from harness.verdicts import one_line
 
 GIT_S = 120.0  # for one command; a partial clone may have to fetch
 CHECKOUT_S = 600.0
@@ -48,8 +49,7 @@ class Revision:
     @property
     def name(self) -> str:
         """For people: "1a2b3c4 Subject"."""
-        cut = self.subject if len(self.subject) <= SUBJECT else self.subject[: SUBJECT - 1] + "…"
-        return f"{self.short} {cut}".rstrip()
+        return f"{self.short} {one_line(self.subject, SUBJECT)}".rstrip()
 
     @property
     def is_merge(self) -> bool:

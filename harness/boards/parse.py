@@ -17,6 +17,7 @@ from harness.boards.facts import (
     common_features,
     platform_tags,
 )
+from harness.verdicts import one_line
 
 SIZE_LIMIT = 4 << 20  # bytes looked at
 VALUE_LIMIT = 300  # letters of one value
@@ -147,7 +148,7 @@ def _clean(line: str) -> str:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= VALUE_LIMIT else text[: VALUE_LIMIT - 1] + "…"
+    return one_line(text, VALUE_LIMIT)
 
 
 def _first(sections: dict[str, list[str]], name: str) -> str:

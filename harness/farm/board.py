@@ -23,7 +23,7 @@ from harness.jobs import lifecycle
 from harness.jobs.base import Stage, StageContext, stage_model, stage_refusal
 from harness.jobs.engines import EngineChoice, Tuned, choose_engine, layout_of
 from harness.jobs.health import HEALTH
-from harness.verdicts import Check, Outcome, Verdict
+from harness.verdicts import Check, Outcome, Verdict, one_line
 
 if TYPE_CHECKING:
     from harness.boards.facts import Facts
@@ -391,9 +391,3 @@ def error_verdict(error: HarnessError) -> Verdict:
         checks=(check,),
         remedy=error.remedy or None,
     )
-
-
-def one_line(text: str, limit: int = 118) -> str:
-    """`text` on one line, cut at `limit` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from harness.boards.care import HEALTH as HEALTH_EVENT
 from harness.farm.results import StageResult
 from harness.jobs.health import HEALTH
-from harness.verdicts import Outcome, Verdict
+from harness.verdicts import Outcome, Verdict, one_line
 
 if TYPE_CHECKING:
     from harness.farm.board import BoardRun
@@ -39,7 +39,7 @@ def before(run: BoardRun, stage: Stage) -> StageResult | None:
     else:
         verdict = Verdict(
             outcome=Outcome.BLOCKED,
-            headline=_short(f"blocked by {HEALTH.name}: {found.verdict.headline}"),
+            headline=one_line(f"blocked by {HEALTH.name}: {found.verdict.headline}"),
             remedy=found.verdict.remedy,
         )
     run_id = run.begin_run(stage)
@@ -67,7 +67,7 @@ def after(run: BoardRun, stage: Stage, result: StageResult) -> StageResult:
     verdict = result.verdict.model_copy(
         update={
             "outcome": Outcome.INVALID,
-            "headline": _short(f"the board is sick, so not judged: {result.verdict.headline}"),
+            "headline": one_line(f"the board is sick, so not judged: {result.verdict.headline}"),
             "remedy": f"see `harness boards why {run.board.name}`; measure on another board",
             "culprit": None,
         }
@@ -87,9 +87,3 @@ def _check(run: BoardRun) -> StageResult:
     from harness.farm.stage import StageRun
 
     return StageRun(run, HEALTH).anew()
-
-
-def _short(text: str) -> str:
-    from harness.farm.board import one_line
-
-    return one_line(text)

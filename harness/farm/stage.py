@@ -17,7 +17,6 @@ from harness.farm.board import (
     Interrupted,
     error_verdict,
     kind_of,
-    one_line,
 )
 from harness.farm.faults import environment_for
 from harness.farm.results import INTERRUPTED, StageResult, stopped_verdict
@@ -27,7 +26,7 @@ from harness.jobs.base import stage_refusal
 from harness.jobs.health import HEALTH
 from harness.jobs.ladder import LADDER, tuned_of
 from harness.triage.reading import reset_of
-from harness.verdicts import Check, Outcome, Verdict
+from harness.verdicts import Check, Outcome, Verdict, one_line
 
 if TYPE_CHECKING:
     from engine.records import Event

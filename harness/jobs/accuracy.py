@@ -24,7 +24,7 @@ from harness.jobs.completeness import Returned, Wanted, gather
 from harness.jobs.details import AccuracyDetails, LogitsAgreement, OpError, TextComparison
 from harness.jobs.memory import Extent
 from harness.jobs.pace import slowest_s
-from harness.verdicts import Check, Outcome, Verdict, worst
+from harness.verdicts import Check, Outcome, Verdict, one_line, worst
 
 if TYPE_CHECKING:
     from engine.options import EngineOptions
@@ -125,7 +125,7 @@ class AccuracyStage:
         )
         return Verdict(
             outcome=outcome,
-            headline=failures.short(_headline(outcome, checks, ops, first, logits, text, culprit)),
+            headline=one_line(_headline(outcome, checks, ops, first, logits, text, culprit)),
             checks=checks,
             culprit=culprit if outcome == Outcome.FAIL else None,
             remedy=_remedy(outcome, checks, culprit, log, _unstable(context, back)),

@@ -24,7 +24,7 @@ from harness.jobs.pace import slowest_s
 from harness.jobs.validity import Validity, conditions, judge_clocks, run_start_ns
 from harness.statistics.steps import fit_curve
 from harness.statistics.validity import INVALID
-from harness.verdicts import Check, Outcome, Verdict, worst
+from harness.verdicts import Check, Outcome, Verdict, one_line, worst
 
 if TYPE_CHECKING:
     from harness.jobs.runlog import RunLog
@@ -160,7 +160,7 @@ class CurveStage:
         )
         return Verdict(
             outcome=outcome,
-            headline=failures.short(_headline(outcome, checks, start, end, reached, fit)),
+            headline=one_line(_headline(outcome, checks, start, end, reached, fit)),
             checks=checks,
             remedy=_remedy(outcome, checks, log),
             details=details.model_dump(mode="json"),

@@ -19,7 +19,7 @@ from harness.triage.case import signal_name
 from harness.triage.classes.raised import INFRASTRUCTURE as INFRASTRUCTURE_ERRORS
 from harness.triage.judging import crash_of
 from harness.triage.waiting import standing as standing_in
-from harness.verdicts import Check, CrashNote, Outcome, Verdict
+from harness.verdicts import Check, CrashNote, Outcome, Verdict, one_line
 
 if TYPE_CHECKING:
     from harness.jobs.base import StageContext
@@ -154,11 +154,11 @@ def _judge_error(
         sentence = crash.sentence
     return Verdict(
         outcome=outcome,
-        headline=short(f"{stage}: {headline}"),
+        headline=one_line(f"{stage}: {headline}"),
         checks=(
             Check(
                 name="engine_ran", outcome=outcome, measured=kind, limit="no error",
-                sentence=short(sentence, 400),
+                sentence=one_line(sentence, 400),
             ),
         ),
         culprit=str(op) if op and kind == "NonFinite" else None,
@@ -174,7 +174,7 @@ def _judge_refusal(error: Mapping[str, Any], board: str, stage: str) -> Verdict:
         raise BoardError(board, "low-memory", f"{first} ({parts})", remedy=REMEDIES["available"])
     return Verdict(
         outcome=Outcome.FAIL,
-        headline=short(f"{stage}: refused before loading: {first}"),
+        headline=one_line(f"{stage}: refused before loading: {first}"),
         checks=(
             Check(
                 name="memory_budget", outcome=Outcome.FAIL, measured="refused", limit="fits",
@@ -205,11 +205,11 @@ def _judge_exit(
         sentence += f"; {memory_trend(log)}"
     return Verdict(
         outcome=Outcome.FAIL,
-        headline=short(f"{stage}: {headline}"),
+        headline=one_line(f"{stage}: {headline}"),
         checks=(
             Check(
                 name="engine_survived", outcome=Outcome.FAIL, measured=name,
-                limit="no crash", sentence=short(sentence + quoted, 1500),
+                limit="no crash", sentence=one_line(sentence + quoted, 1500),
             ),
         ),
         remedy=remedy,
@@ -235,7 +235,7 @@ def _judge_deadline(log: RunLog, stage: str, context: StageContext) -> Verdict:
         sentence += _standing(log)
     return Verdict(
         outcome=outcome,
-        headline=short(f"{stage}: {headline}"),
+        headline=one_line(f"{stage}: {headline}"),
         checks=(
             Check(
                 name="in_time", outcome=outcome, measured="deadline passed",
@@ -257,7 +257,7 @@ def _judge_hang(log: RunLog, stage: str) -> Verdict:
     at = f" in {place}" if place else ""
     return Verdict(
         outcome=Outcome.FAIL,
-        headline=short(f"{stage}: the engine hangs{at}: silent for {silent_s:.0f} s; {where}"),
+        headline=one_line(f"{stage}: the engine hangs{at}: silent for {silent_s:.0f} s; {where}"),
         checks=(
             Check(
                 name="makes_progress", outcome=Outcome.FAIL, measured="hung",
@@ -279,7 +279,7 @@ def stacks(log: RunLog) -> str:
 
 def _standing(log: RunLog) -> str:
     text = stacks(log)
-    return f" Where it stood: {short(text, 1500)}" if text else ""
+    return f" Where it stood: {one_line(text, 1500)}" if text else ""
 
 
 def silence(log: RunLog) -> tuple[float, float]:
@@ -290,12 +290,6 @@ def silence(log: RunLog) -> tuple[float, float]:
     end_ns = log.events[-1].t_ns
     pauses = [later - earlier for earlier, later in itertools.pairwise(spoken)]
     return (end_ns - spoken[-1]) / 1e9, max(pauses, default=0) / 1e9
-
-
-def short(text: str, limit: int = 118) -> str:
-    """`text` on one line, cut at `limit` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def planted_fault(log: RunLog) -> str | None:

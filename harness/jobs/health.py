@@ -20,7 +20,7 @@ from harness.jobs.tiny import (
     same_tokens_check,
     tiny_context,
 )
-from harness.verdicts import Outcome, Verdict, worst
+from harness.verdicts import Outcome, Verdict, one_line, worst
 
 if TYPE_CHECKING:
     from typing import Any
@@ -67,7 +67,7 @@ class Health:
         good = f"{compared} tokens equal the reference, {ROUNDS} times"
         return Verdict(
             outcome=outcome,
-            headline=failures.short(good if outcome == Outcome.PASS else bad.sentence),
+            headline=one_line(good if outcome == Outcome.PASS else bad.sentence),
             checks=checks,
             remedy=None
             if outcome == Outcome.PASS

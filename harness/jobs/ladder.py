@@ -25,7 +25,7 @@ from harness.jobs.pace import slowest_s
 from harness.jobs.validity import conditions, judge_clocks
 from harness.statistics.bootstrap import mean_interval
 from harness.statistics.validity import INVALID
-from harness.verdicts import Check, Outcome, Verdict, worst
+from harness.verdicts import Check, Outcome, Verdict, one_line, worst
 
 if TYPE_CHECKING:
     from harness.jobs.runlog import RunLog
@@ -113,7 +113,7 @@ class Ladder:
         first = next((check for check in checks if check.outcome == outcome), checks[0])
         return Verdict(
             outcome=outcome,
-            headline=failures.short(good if outcome == Outcome.PASS else first.sentence),
+            headline=one_line(good if outcome == Outcome.PASS else first.sentence),
             checks=checks,
             remedy=_remedy(outcome, validity.state),
             details=details.model_dump(mode="json"),

@@ -25,7 +25,7 @@ from harness.jobs.op_times import Timeline, Times, bytes_read, group_of, timelin
 from harness.jobs.pace import slowest_s
 from harness.jobs.validity import conditions, judge_clocks
 from harness.statistics.validity import INVALID
-from harness.verdicts import Check, Outcome, Verdict, worst
+from harness.verdicts import Check, Outcome, Verdict, one_line, worst
 
 if TYPE_CHECKING:
     from harness.jobs.runlog import RunLog
@@ -89,11 +89,16 @@ class Profile:
         told = outcome in (Outcome.PASS, Outcome.WARN)
         return Verdict(
             outcome=outcome,
-            headline=failures.short(details.sentence.partition(";")[0] if told else first.sentence),
+            headline=one_line(_what(details.sentence) if told else first.sentence),
             checks=checks,
             remedy=_remedy(outcome, first, details),
             details=details.model_dump(mode="json"),
         )
+
+
+def _what(sentence: str) -> str:
+    """What limits the token, without the numbers behind it: "Compute bound: 1 thread 99% busy"."""
+    return sentence.partition(";")[0].partition(". ")[0].removesuffix(".")
 
 
 def details_of(log: RunLog, clocks: str) -> ProfileDetails:

@@ -32,7 +32,7 @@ from harness.jobs.validity import Conditions, conditions, run_start_ns
 from harness.statistics.drift import MIN_RATIO, Drift, judge_drift
 from harness.statistics.leaks import LEAK, MIN_GROWTH_MB, NONE, TOO_SHORT, Leak, judge_leak
 from harness.statistics.throttle import throttled_spans
-from harness.verdicts import Check, Outcome, Verdict, worst
+from harness.verdicts import Check, Outcome, Verdict, one_line, worst
 
 if TYPE_CHECKING:
     from harness.jobs.runlog import RunLog
@@ -143,7 +143,7 @@ class StressStage:
         )
         return Verdict(
             outcome=outcome,
-            headline=failures.short(_headline(outcome, checks, details)),
+            headline=one_line(_headline(outcome, checks, details)),
             checks=checks,
             remedy=_remedy(outcome, checks, log),
             details=details.model_dump(mode="json"),
@@ -265,9 +265,8 @@ def _restarted(restarts: int, told: Sequence[Mapping[str, Any]], log: RunLog) ->
         sentence = "The planned kill of the engine did not happen."
     elif after:
         outcome = Outcome.PASS
-        sentence = (
-            f"The engine was killed {restarts} time(s) and answered {after} turns afterwards."
-        )
+        often = "once" if restarts == 1 else f"{restarts} times"
+        sentence = f"The engine was killed {often} and answered {after} turns afterwards."
     elif came_back:
         outcome = Outcome.INVALID
         sentence = (

@@ -19,7 +19,7 @@ from harness.jobs.base import Plan, StageContext, make_spec
 from harness.jobs.details import TinyDetails
 from harness.jobs.memory import Extent
 from harness.jobs.pace import START_S
-from harness.verdicts import Check, Outcome, Verdict, worst
+from harness.verdicts import Check, Outcome, Verdict, one_line, worst
 
 if TYPE_CHECKING:
     from harness.jobs.runlog import RunLog
@@ -82,7 +82,7 @@ class TinyStage:
         good = f"{compared} tokens of {len(asked)} prompts equal the reference; memory stable"
         return Verdict(
             outcome=outcome,
-            headline=failures.short(good if outcome == Outcome.PASS else bad.sentence),
+            headline=one_line(good if outcome == Outcome.PASS else bad.sentence),
             checks=checks,
             remedy=REMEDIES.get(bad.name) if outcome == Outcome.FAIL else None,
             details=details.model_dump(mode="json"),

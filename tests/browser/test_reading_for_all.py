@@ -67,6 +67,25 @@ CUT_OFF = """() => [...document.querySelectorAll("body *")]
   })
   .map((one) => one.outerHTML.slice(0, 120))"""
 
+# Words of prose that stand on two lines: their box is narrower than a word.
+BROKEN_WORDS = r"""() => {
+  const found = [];
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node = walk.nextNode(); node; node = walk.nextNode()) {
+    const box = node.parentElement;
+    if (!box.checkVisibility({ checkVisibilityCSS: true })) continue;
+    if (box.closest("svg, thead, .scroll")) continue;
+    for (const word of node.data.matchAll(/(?<![^\s(])[A-Za-z]{2,14}(?=[\s,.;:)]|$)/g)) {
+      const range = document.createRange();
+      range.setStart(node, word.index);
+      range.setEnd(node, word.index + word[0].length);
+      const lines = new Set([...range.getClientRects()].map((it) => Math.round(it.top)));
+      if (lines.size > 1) found.push(`${word[0]} in ${box.outerHTML.slice(0, 100)}`);
+    }
+  }
+  return found.slice(0, 5);
+}"""
+
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious_on_any_kind_of_page(
@@ -138,6 +157,7 @@ def test_nothing_is_cut_off_or_overflows(open_page: Open, site: Any, width: int)
         page.goto(f"file://{site.root}/{path}")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path
         assert page.evaluate(CUT_OFF) == [], path
+        assert page.evaluate(BROKEN_WORDS) == [], path
         if keep:
             name = re.sub(r"[^\w.-]+", "-", path.removesuffix(".html"))
             page.screenshot(path=str(Path(keep) / f"{name}-{width}.png"), full_page=True)

@@ -11,7 +11,7 @@ import pytest
 from engine.measure.memory import Limits, Need, OverBudget
 from harness.errors import BoardError
 from harness.jobs.base import StageContext
-from harness.jobs.failures import judge_failure, short
+from harness.jobs.failures import judge_failure
 from harness.verdicts import Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -190,11 +190,6 @@ def test_exit_code_without_an_error_is_a_finding(
     verdict = judged(stage_context(), build.started().ended("failed", code=3))
     assert verdict.outcome == Outcome.FAIL
     assert "exit code 3" in verdict.headline
-
-
-def test_headlines_stay_on_one_short_line() -> None:
-    assert short("a\nb   c") == "a b c"
-    assert len(short("word " * 100)) <= 118
 
 
 def test_frames_of_a_traceback_are_evidence_and_no_remedy(
