@@ -35,7 +35,7 @@ from dashboards.pages import (
     run,
     stress,
 )
-from dashboards.pages.base import MEANINGS, PAGE_OF_STAGE, WORDS, Page, Places
+from dashboards.pages.base import MEANINGS, PAGE_OF_STAGE, WORDS, Page, Places, tint
 from dashboards.reading import outline
 from harness.paths import state_dir
 from harness.store import Store
@@ -231,6 +231,7 @@ def make_environment() -> jinja2.Environment:
     environment.globals.update(
         policy=POLICY,
         words=WORDS,
+        tint_of=tint,
         meanings=MEANINGS,
         stage_titles=STAGE_TITLES,
         page_of_stage=PAGE_OF_STAGE,

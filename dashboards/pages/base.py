@@ -33,6 +33,21 @@ WORDS = {
     "stopped": "Stopped",
     "none": "Not run",
 }
+# How a search or a comparison ended, which is no state of a run → the colour of one that says so.
+TINTS = {
+    "named": "pass",
+    "static-finding": "pass",
+    "range": "warn",
+    "graded": "warn",
+    "environment": "error",
+    "board-lost": "error",
+    "better": "pass",
+    "equivalent": "pass",
+    "worse": "fail",
+    "unknown": "warn",
+    "running": "blocked",
+    "stopped": "blocked",
+}
 MEANINGS = {
     "pass": "every check within the board's budget",
     "warn": "passed, with something to look at",
@@ -43,6 +58,11 @@ MEANINGS = {
     "running": "not judged yet",
     "stopped": "ended before a verdict; the same command continues it",
 }
+
+
+def tint(outcome: str) -> str:
+    """The colour of a search's or comparison's outcome; one that settles nothing is "invalid"."""
+    return TINTS.get(outcome, "invalid")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ from dashboards.charts import (
     bars,
     x_scale,
 )
-from dashboards.pages.base import Page, Places
+from dashboards.pages.base import Page, Places, tint
 from dashboards.scales import Scale, Tick, ticks
 from dashboards.search_details import command_of, notes_of, posterior_of
 from dashboards.searches import Search, Trial
@@ -35,13 +35,6 @@ RESULTS = {
 }
 HEIGHTS = {"fail": 1.0, "pass": 0.62, "other": 0.4, "infra": 0.2}
 LANE = 34.0  # pixels of a phase's lane
-TINTS = {  # outcome → the colour of the verdict
-    "named": "pass",
-    "running": "blocked",
-    "stopped": "blocked",
-    "board-lost": "error",
-    "environment": "error",
-}
 MOST_EFFECTS = 24  # of a ranking are drawn
 
 
@@ -55,7 +48,7 @@ def page(search: Search, places: Places) -> Page:
             "title": f"{TITLES.get(search.kind, search.kind)} · {search.board}",
             "search": search,
             "name": TITLES.get(search.kind, search.kind),
-            "tint": TINTS.get(search.status, "invalid"),
+            "tint": tint(search.status),
             "repeat": command_of(search.details),
             "notes": notes_of(search.details),
             "figures": figures(search),

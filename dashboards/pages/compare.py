@@ -8,22 +8,13 @@ from typing import Any
 
 from dashboards import plain
 from dashboards.charts import Bar, Chart, Dot, Mark, Panel, Table, x_scale
-from dashboards.pages.base import Page, Places
+from dashboards.pages.base import Page, Places, tint
 from dashboards.scales import Scale, Tick, bounds, ticks
 from dashboards.searches import Search
 from harness.compare.judging import METRICS
 from harness.statistics.pairs import MARGIN
 
 KIND = "compare"
-TINTS = {
-    "better": "pass",
-    "equivalent": "pass",
-    "worse": "fail",
-    "unknown": "warn",
-    "invalid": "invalid",
-    "running": "blocked",
-    "stopped": "blocked",
-}
 SHORT = {"tpot_s": "TPOT", "ttft_s": "TTFT", "rss_mb": "Memory"}
 LANE = 44.0
 BAND_Z = 2.58  # 99 %, as the verdict's own α
@@ -40,7 +31,7 @@ def page(search: Search, places: Places) -> Page:
         {
             "title": f"Compare · {search.board}",
             "search": search,
-            "tint": TINTS.get(search.status, "invalid"),
+            "tint": tint(search.status),
             "arms": [(letter, str(arm.get("title", "")))
                      for letter, arm in _maps(details.get("arms")).items()],
             "rows": rows(metrics, details.get("deciding") or ()),
@@ -67,7 +58,7 @@ def rows(metrics: Mapping[str, Mapping[str, Any]], deciding: Sequence[str]) -> l
             {
                 "words": metric.words,
                 "verdict": str(one.get("verdict", "unknown")),
-                "tint": TINTS.get(str(one.get("verdict")), "invalid"),
+                "tint": tint(str(one.get("verdict"))),
                 "change": _percent(one.get("ratio")),
                 "interval": f"{_percent(one.get('low'))} … {_percent(one.get('high'))}",
                 "p": plain.number(one.get("p"), 2),

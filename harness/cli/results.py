@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -89,7 +90,8 @@ def show(
             else:
                 _show_run(row)
             return
-        frame = _chosen(opened, campaign, board, stage, everything)
+        columns = () if as_json else LISTED
+        frame = _chosen(opened, campaign, board, stage, everything, columns)
         if as_json:
             from harness.store.export import records
 
@@ -173,15 +175,23 @@ def open_existing(target: str | None) -> Store:
 
 
 def _chosen(
-    store: Store, campaign: str | None, board: str | None, stage: str | None, everything: bool
+    store: Store,
+    campaign: str | None,
+    board: str | None,
+    stage: str | None,
+    everything: bool,
+    columns: Sequence[str],
 ) -> pd.DataFrame:
     if everything or campaign is not None:
         known = None if campaign is None else store.find_campaign(campaign)
-        frame = store.frames.runs(campaign=known, board=board, stage=stage)
+        frame = store.frames.runs(campaign=known, board=board, stage=stage, columns=columns)
         frame = frame.rename(columns={"id": "run_id"})
         if not frame.empty:
             return frame
-        frame = store.frames.latest_matrix() if known is None else store.frames.runs(known)
+        if known is None:
+            frame = store.frames.latest_matrix()
+        else:
+            frame = store.frames.runs(known, columns=("board", "stage"))
     else:
         frame = store.frames.latest_matrix()
     for column, wanted in (("board", board), ("stage", stage)):
@@ -285,6 +295,7 @@ def _style(outcome: str) -> str:
     return STYLES[Outcome(outcome)] if outcome in set(Outcome) else "dim"
 
 
+LISTED = ("id", "board", "model_name", "stage", "outcome", "state", "started_at", "headline")
 ONE_LINE = ("run", "stage", "when")  # columns that are short: rich need not look for a break
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,17 @@ class Frames:
         board: str | None = None,
         stage: str | None = None,
         model_hash: str | None = None,
+        *,
+        columns: Sequence[str] = (),
     ) -> pd.DataFrame:
-        """All columns of `runs`, and its campaign's `kind`."""
-        query = sa.select(RunRow.__table__, CampaignRow.kind.label("campaign_kind")).join(
-            CampaignRow, CampaignRow.id == RunRow.campaign_id
-        )
+        """`columns` of `runs`, by default all of them and its campaign's `campaign_kind`. Details
+        are long: whoever lists many runs asks for what it shows."""
+        if columns:
+            query = sa.select(*(getattr(RunRow, name) for name in columns))
+        else:
+            query = sa.select(RunRow.__table__, CampaignRow.kind.label("campaign_kind")).join(
+                CampaignRow, CampaignRow.id == RunRow.campaign_id
+            )
         query = _filtered(query, campaign, board, stage, model_hash)
         return self._frame(query.order_by(RunRow.started_at, RunRow.id))
 
