@@ -207,7 +207,8 @@ def _percent(share: float) -> str:
 
 
 PART_COLUMNS = ("unit", "ops", "ms", "share", "MB", "GB/s")
-COLUMNS = ("op", "unit", "kind", "calls", "shallow µs", "deep µs", "share", "MB", "GB/s", "ceiling")
+# What a phone shows without scrolling comes first.
+COLUMNS = ("op", "share", "deep µs", "shallow µs", "GB/s", "ceiling", "MB", "calls", "unit", "kind")
 
 
 def ops_table(ops: Sequence[ProfiledOp], caption: str = "Every op") -> Table:
@@ -217,8 +218,8 @@ def ops_table(ops: Sequence[ProfiledOp], caption: str = "Every op") -> Table:
 
 def _row(op: ProfiledOp) -> tuple[object, ...]:
     near = None if op.of_ceiling is None else _percent(op.of_ceiling)
-    head = (op.op, op.part, op.kinds, op.calls, op.shallow_us, op.deep_us)
-    return (*head, _percent(op.share), op.bytes / 1e6 or None, op.gb_s, near)
+    spent = (_percent(op.share), op.deep_us, op.shallow_us)
+    return (op.op, *spent, op.gb_s, near, op.bytes / 1e6 or None, op.calls, op.part, op.kinds)
 
 
 def groups_table(d: Details) -> Table | None:
@@ -229,14 +230,14 @@ def groups_table(d: Details) -> Table | None:
         return None
     shallow, deep = depths[0], depths[-1]
     rows = [_row(op) for op in groups]
-    rest = (1e3 * shallow.residual_ms, 1e3 * deep.residual_ms)
+    rest = (1e3 * deep.residual_ms, 1e3 * shallow.residual_ms)
     share = _percent(deep.residual_ms / deep.traced_ms)
-    rows.append((BETWEEN_OPS, "", "", None, *rest, share, None, None, None))
-    ends = (1e3 * shallow.traced_ms, 1e3 * deep.traced_ms)
+    rows.append((BETWEEN_OPS, share, *rest, None, None, None, None, "", ""))
+    ends = (1e3 * deep.traced_ms, 1e3 * shallow.traced_ms)
     ceiling = d["bandwidth_gb_s"]
     near = _percent(deep.gb_s / ceiling) if ceiling else None
-    total = (deep.bytes / 1e6, deep.gb_s, near)
-    rows.append(("a token, end to end", "", "", None, *ends, _percent(1.0), *total))
+    total = (deep.gb_s, near, deep.bytes / 1e6)
+    rows.append(("a token, end to end", _percent(1.0), *ends, *total, None, "", ""))
     return Table("Ops of all layers", COLUMNS, tuple(rows), digits=READ_DIGITS)
 
 

@@ -21,7 +21,7 @@ from harness.farm.series import DETECTOR, BoardTonight, Series
 from harness.inventory import Engine
 from harness.jobs.engines import EngineChoice
 from harness.statistics.nights import Environment
-from harness.statistics.policy import Decided, decide, needs_ab
+from harness.statistics.policy import Answer, Decided, asks_again, decide, needs_ab, settled
 from harness.statistics.validity import INVALID
 from harness.store.alerts import Alert, Alerts
 
@@ -41,9 +41,9 @@ AbFunction = Callable[["BoardTonight", Sequence[Series]], "Ab"]
 
 @dataclasses.dataclass(frozen=True)
 class Ab:
-    """What an A/B said: metric of the comparison → verdict. `why` there was none, else ""."""
+    """What an A/B said: metric of the comparison → answer. `why` there was none, else ""."""
 
-    verdicts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    answers: Mapping[str, Answer] = dataclasses.field(default_factory=dict)
     sentences: Mapping[str, str] = dataclasses.field(default_factory=dict)
     search_id: str | None = None
     why: str = ""
@@ -86,12 +86,30 @@ def _of_board(
         mine = [one for one in asked if (one.key.model_hash, one.key.parameters) == group]
         names = ", ".join(one.metric.words for one in mine)
         note(f"{night.board}: {names}: measuring the last good engine against tonight's")
-        results[group] = ab(night, mine)
+        results[group] = _asked(ab, night, mine, note)
     well = healthy(night.board) if night.together.shifted else None
     return [
         _alert(night, one, campaign_id, results.get((one.key.model_hash, one.key.parameters)), well)
         for one in suspects
     ]
+
+
+def _asked(
+    ab: AbFunction, night: BoardTonight, suspects: Sequence[Series], note: Callable[[str], None]
+) -> Ab:
+    """An A/B, and another one where the first blames the engine."""
+    first = ab(night, suspects)
+    names = {one.metric.ab for one in suspects}
+    if not asks_again(one.verdict for name, one in first.answers.items() if name in names):
+        return first
+    note(f"{night.board}: an A/B finds tonight's engine worse; once more before that is told")
+    second = ab(night, suspects)
+    if second.why:
+        return second
+    answers = {
+        name: settled(answer, second.answers.get(name)) for name, answer in first.answers.items()
+    }
+    return Ab(answers, {**first.sentences, **second.sentences}, second.search_id)
 
 
 def _alert(
@@ -101,8 +119,7 @@ def _alert(
     tonight = one.points[-1]
     good = one.points[found.last_good] if found.last_good is not None else None
     name = one.metric.ab or ""
-    verdict = ab.verdicts.get(name) if ab is not None else None
-    decided = decide(found, night.together, verdict)
+    decided = decide(found, night.together, ab.answers.get(name) if ab is not None else None)
     return Alert(
         detector=DETECTOR,
         board=night.board,
@@ -136,12 +153,12 @@ def _told(
             return "the nights before gave exactly the same, so the engine is to blame"
         return f"an A/B confirms it: {said}"
     if decided is Decided.ENVIRONMENT:
-        beside = f"; an A/B sees no difference: {said}" if said else ""
+        beside = f"; an A/B clears the engine: {said}" if said else ""
         return f"{together.share:.0%} of the board's series moved together{beside}{checked}"
     if decided is Decided.BOARD:
         return f"the same engine was good: the board changed, or what runs on it{checked}"
     if decided is Decided.REFUTED:
-        return f"an A/B sees no difference: {said}"
+        return f"an A/B clears the engine: {said}"
     why = (ab.why if ab is not None else "") or said or "there was no A/B"
     beside = f"; {together.share:.0%} of the board's series moved together{checked}"
     return f"not decided: {why}{beside if together.shifted else ''}"
@@ -212,7 +229,7 @@ def ab_of(report: Report) -> Ab:
     if found.verdict == INVALID:
         return Ab(search_id=report.search_id, why=report.headline)
     return Ab(
-        {name: one.verdict for name, one in found.metrics.items()},
+        {name: Answer(one.verdict, one.high - 1) for name, one in found.metrics.items()},
         {name: one.sentence for name, one in found.metrics.items()},
         report.search_id,
     )

@@ -14,11 +14,20 @@ from harness.farm.nightly import report
 from harness.farm.results import CampaignResult, StageResult
 from harness.farm.series import KIND, all_series, tonight
 from harness.farm.since import Changes, changes
+from harness.statistics.policy import Answer
 from harness.store import Store
 from harness.store.alerts import Alerts
 from harness.verdicts import Outcome, Verdict
 
 STEADY = (10.0, 10.1, 9.9, 10.05, 9.95)
+
+
+def said(verdict: str, most: float, sentence: str) -> Ab:
+    """What an A/B says of the time per token."""
+    return Ab({"tpot_s": Answer(verdict, most)}, {"tpot_s": sentence}, "s1")
+
+
+WORSE = said("worse", 0.2, "slow")
 
 
 @pytest.fixture
@@ -171,7 +180,7 @@ def test_a_suspect_is_told_and_is_a_finding_once_an_ab_confirms_it(nights: Night
     assert "suspected: rk curve: time per token at the end of the context 100" in text
     assert "more than the 5 nights before differ by" in text
     night = tonight(nights.store, last)
-    settle(night, last, nights.store, lambda *_: Ab({"tpot_s": "worse"}, {"tpot_s": "slow"}), ask)
+    settle(night, last, nights.store, lambda *_: WORSE, ask)
     code, text = nights.report(last)
     assert code == 1
     assert "worse, confirmed: rk curve: time per token at the end of the context" in text
@@ -205,8 +214,10 @@ def slow_night(nights: Nights, build: str = "") -> str:
 @pytest.mark.parametrize(
     ("ab", "decided", "right", "said"),
     [
-        (Ab({"tpot_s": "worse"}, {"tpot_s": "by 17 %"}, "s1"), "confirmed", True, "by 17 %"),
-        (Ab({"tpot_s": "equivalent"}, {"tpot_s": "="}, "s1"), "refuted", False, "no difference"),
+        (WORSE, "confirmed", True, "slow"),
+        (said("equivalent", 0.004, "="), "refuted", False, "clears the engine: ="),
+        (said("unknown", 0.02, "?"), "refuted", False, "clears the engine: ?"),
+        (said("unknown", 0.12, "?"), "undecided", None, "not decided: ?"),
         (Ab(why="the sources are gone"), "undecided", None, "not decided: the sources are gone"),
     ],
 )
@@ -224,6 +235,26 @@ def test_every_suspect_is_in_the_ledger_with_how_it_was_decided(
     assert record.precision == (None if right is None else float(right))
     settled = Alerts(nights.store).settle(alert.id[:6], not right)
     assert settled.right is not right
+
+
+def test_one_ab_alone_blames_no_engine(nights: Nights) -> None:
+    last = slow_night(nights)
+    answers = [WORSE, said("unknown", 0.01, "nothing, the second time")]
+    settle(tonight(nights.store, last), last, nights.store, lambda *_: answers.pop(0), ask)
+    (alert,) = Alerts(nights.store).all("rk")
+    assert answers == []
+    assert (alert.decided, alert.right) == ("refuted", False)
+    assert "nothing, the second time" in alert.told
+    assert nights.report(last)[0] == 0
+
+
+def test_the_second_ab_may_fail_to_run(nights: Nights) -> None:
+    last = slow_night(nights)
+    answers = [WORSE, Ab(why="the board was lost")]
+    settle(tonight(nights.store, last), last, nights.store, lambda *_: answers.pop(0), ask)
+    (alert,) = Alerts(nights.store).all("rk")
+    assert (alert.decided, alert.right) == ("undecided", None)
+    assert "the board was lost" in alert.told
 
 
 def test_the_same_engine_is_never_blamed_and_needs_no_ab(nights: Nights) -> None:
@@ -250,8 +281,7 @@ def test_nights_of_one_engine_tell_how_many_pairs_a_comparison_needs(nights: Nig
 
 def test_a_segment_ends_with_a_confirmed_change_or_a_declared_event(nights: Nights) -> None:
     last = slow_night(nights)
-    worse = Ab({"tpot_s": "worse"}, {"tpot_s": "slow"})
-    settle(tonight(nights.store, last), last, nights.store, lambda *_: worse, ask)
+    settle(tonight(nights.store, last), last, nights.store, lambda *_: WORSE, ask)
     (end,) = [one for one in all_series(nights.store) if one.key.metric == "tpot_end"]
     assert [place for place, _ in end.begins] == [0, 5]
     assert "an A/B confirms it" in end.begins[1][1]

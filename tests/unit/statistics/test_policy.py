@@ -15,8 +15,10 @@ from harness.statistics.leaks import judge_leak
 from harness.statistics.nights import NoiseFloor, ledger, noise_floor
 from harness.statistics.pairs import compare, order
 from harness.statistics.policy import (
+    Answer,
     Decided,
     Night,
+    asks_again,
     baseline,
     decide,
     floors_of,
@@ -24,6 +26,7 @@ from harness.statistics.policy import (
     moved_together,
     needs_ab,
     noise_growth,
+    settled,
 )
 from harness.statistics.validity import clock_gate
 
@@ -92,7 +95,12 @@ class Board:
         rss += self.leak_mb_per_min * t / 60 if late else 0.0
         return judge_leak(t, rss).verdict == "leak"
 
-    def ab(self, metric: str, good: int, new: int) -> str:
+    def asked(self, metric: str, good: int, new: int) -> Answer:
+        first = self.ab(metric, good, new)
+        second = self.ab(metric, good, new) if asks_again([first.verdict]) else None
+        return settled(first, second)
+
+    def ab(self, metric: str, good: int, new: int) -> Answer:
         """Turns of the last good engine and the new one on the board as it is tonight."""
         letters = order(20)
         noise = self.rng.standard_t(4, 40) / math.sqrt(2) * METRICS[metric] * self.noise
@@ -102,7 +110,8 @@ class Board:
             turns[letter].append(cost[letter] * math.exp(one) * (1 + 0.002 * at))
         a, b = turns["A"], turns["B"]
         first = compare(a[:10], b[:10])
-        return (compare(a, b) if first.more else first).verdict
+        told = compare(a, b) if first.more else first
+        return Answer(told.verdict, told.high - 1)
 
 
 @dataclasses.dataclass
@@ -135,11 +144,11 @@ def watch(board: Board, told: list[Told], screened: list[tuple[str, bool | None]
         for name, found in looks.items():
             if not found.suspect or found.last_good is None:
                 continue
-            verdict = None
+            answer = None
             if needs_ab(found):
                 builds = [int(board.series[name][at].build) for at in (found.last_good, -1)]
-                verdict = board.ab(name, *builds)
-            decided = decide(found, together, verdict)
+                answer = board.asked(name, *builds)
+            decided = decide(found, together, answer)
             screened.append(("screen", decided.right))
             if decided.alerts:
                 tell(CLASSES.get(name, "slower"))
@@ -222,20 +231,24 @@ def test_a_night_apart_and_one_that_throttled_are_no_part_of_a_baseline() -> Non
 
 
 @pytest.mark.parametrize(
-    ("build", "shifted", "verdict", "decided"),
+    ("build", "shifted", "answer", "decided"),
     [
-        ("new", False, "worse", Decided.CONFIRMED),
-        ("new", True, "worse", Decided.CONFIRMED),  # an engine moves all series too
-        ("new", False, "equivalent", Decided.REFUTED),
-        ("new", True, "equivalent", Decided.ENVIRONMENT),
-        ("new", False, "unknown", Decided.UNDECIDED),
+        ("new", False, Answer("worse", 0.13), Decided.CONFIRMED),
+        ("new", True, Answer("worse", 0.13), Decided.CONFIRMED),  # an engine moves all series too
+        ("new", False, Answer("equivalent", 0.005), Decided.REFUTED),
+        ("new", True, Answer("equivalent", 0.005), Decided.ENVIRONMENT),
+        ("new", False, Answer("unknown", 0.11), Decided.UNDECIDED),
+        ("new", False, Answer("unknown", 0.02), Decided.REFUTED),  # 2 % at most, of the night's 12
+        ("new", True, Answer("unknown", 0.02), Decided.ENVIRONMENT),
+        ("new", True, Answer("unknown", math.inf), Decided.UNDECIDED),
+        ("new", False, Answer(None), Decided.UNDECIDED),
         ("new", False, None, Decided.UNDECIDED),
         ("a", True, None, Decided.ENVIRONMENT),
         ("a", False, None, Decided.BOARD),
     ],
 )
 def test_only_an_ab_of_another_engine_confirms(
-    build: str, shifted: bool, verdict: str | None, decided: Decided
+    build: str, shifted: bool, answer: Answer | None, decided: Decided
 ) -> None:
     rng = np.random.default_rng(2)
     steady = [float(v) for v in 50 * np.exp(rng.normal(0, 0.01, 15))]
@@ -243,9 +256,19 @@ def test_only_an_ab_of_another_engine_confirms(
     together = (
         moved_together(dict.fromkeys("abc", found), {}) if shifted else moved_together({}, {})
     )
-    assert decide(found, together, verdict) is decided
+    assert decide(found, together, answer) is decided
     assert needs_ab(found) is (build == "new")
     assert decided.alerts is (decided is Decided.CONFIRMED)
+
+
+def test_an_ab_that_blames_the_engine_is_asked_again_and_the_second_decides() -> None:
+    worse, equal, none = Answer("worse", 0.1), Answer("equivalent", 0.004), Answer("unknown", 0.02)
+    assert asks_again(["unknown", "worse"])
+    assert not asks_again(["better", "equivalent", "unknown", None])
+    assert settled(worse, equal) == equal
+    assert settled(worse, worse) == worse
+    assert settled(equal, worse) == equal  # it was never blamed the first time
+    assert settled(none, None) == none
 
 
 def test_what_is_computed_needs_no_ab_while_nights_are_alike_to_the_last_bit() -> None:
