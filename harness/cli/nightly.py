@@ -93,7 +93,7 @@ def nightly(
     confirm: Annotated[
         bool,
         typer.Option(
-            help="Settle what looks worse than the nights before: an A/B of the last good engine "
+            help="Settle what looks worse than the nights before: an A/B of a good night's engine "
             "against tonight's on that board, some 15 minutes each."
         ),
     ] = True,
@@ -120,8 +120,8 @@ def nightly(
 
     Boards are taken in random order, each for itself: a sick one is named and costs the others
     nothing. Each night measures anew; --resume goes on with one that was stopped or killed. What
-    is worse than five nights alike is a suspect, and counts only when an A/B of the last good
-    engine against tonight's confirms it: see `harness results alerts`.
+    is worse than five nights alike is a suspect, and counts only when two A/Bs of a good night's
+    engine against tonight's confirm it: see `harness results alerts`.
 
     The timer's service reads HARNESS_NOTIFY_URL, and any password, from
     ~/.config/decode-harness/NAME.env; neither is ever written into a unit or a result.

@@ -2,7 +2,7 @@
 
 A copy of the sources that reach a board lies in the host's cache under the hash of their content.
 The 40 engines that were used last are kept: one that changes every night for over a month, and the
-last good one for as long as nights look at it.
+good one for as long as nights look at it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Suspects of a night, settled: an A/B of the last good engine against tonight's on that board.
+"""Suspects of a night, settled: an A/B of a good night's engine against tonight's on that board.
 
 Only that alerts. Where the engine is the one that was good, it is the board or what surrounds it;
 where all series of a board moved, its health is checked. Everything is written into the ledger.
@@ -85,7 +85,7 @@ def _of_board(
     for group in {(one.key.model_hash, one.key.parameters) for one in asked}:
         mine = [one for one in asked if (one.key.model_hash, one.key.parameters) == group]
         names = ", ".join(one.metric.words for one in mine)
-        note(f"{night.board}: {names}: measuring the last good engine against tonight's")
+        note(f"{night.board}: {names}: measuring the engine of a good night against tonight's")
         results[group] = _asked(ab, night, mine, note)
     well = healthy(night.board) if night.together.shifted else None
     return [
@@ -117,7 +117,7 @@ def _alert(
 ) -> Alert:
     found = night.looks[one.key]
     tonight = one.points[-1]
-    good = one.points[found.last_good] if found.last_good is not None else None
+    good = one.points[found.good_night] if found.good_night is not None else None
     name = one.metric.ab or ""
     decided = decide(found, night.together, ab.answers.get(name) if ab is not None else None)
     return Alert(
@@ -186,16 +186,16 @@ class BoardAb:
     def __call__(self, night: BoardTonight, suspects: Sequence[Series]) -> Ab:
         first = suspects[0]
         look = night.looks[first.key]
-        if look.last_good is None:
+        if look.good_night is None:
             return Ab(why="no night before it was good")
         if self._stop():
             return Ab(why="the night was stopped")
-        good, new = first.points[look.last_good].night.build, first.points[-1].night.build
+        good, new = first.points[look.good_night].night.build, first.points[-1].night.build
         if new != self._build:
             return Ab(why="the engine was changed since the night ran it")
         sources = kept(good)
         if sources is None:
-            return Ab(why=f"the sources of the last good engine ({good[:8]}) are not kept any more")
+            return Ab(why=f"the sources of the good engine ({good[:8]}) are not kept any more")
         try:
             report = self._compared(night.board, suspects, sources, good)
         except HarnessError as error:
@@ -208,7 +208,7 @@ class BoardAb:
         choice = choice_of(row)
         new = Arm("tonight", own, self._asked, self._model, self._build, choice=choice)
         old = dataclasses.replace(
-            new, title="last good", build=good, sources=sources, source=f"engine {good[:8]}"
+            new, title="good night", build=good, sources=sources, source=f"engine {good[:8]}"
         )
         arms = {"A": old, "B": new}
         deciding = tuple(dict.fromkeys(one.metric.ab for one in suspects if one.metric.ab))

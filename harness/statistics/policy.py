@@ -63,7 +63,7 @@ class Night(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class Look:
     """One series tonight. `suspect` None: it cannot be told. `shift` is tonight over the baseline
-    minus 1, positive is worse; `last_good` the place of the night of the baseline whose engine
+    minus 1, positive is worse; `good_night` the place of the night of the baseline whose engine
     tonight's is compared with, `same_build` that it is the same."""
 
     suspect: bool | None
@@ -72,7 +72,7 @@ class Look:
     p: float | None
     nights: int
     level: float | None
-    last_good: int | None
+    good_night: int | None
     same_build: bool
     exact: bool = False
 
@@ -129,20 +129,20 @@ def look(
     *before, tonight = nights
     kept = baseline(before, begin, apart)
     values = [float(before[at].value or 0.0) for at in kept]
-    # A small change of a few nights ago may be in the baseline already: until an engine is proven,
-    # the one before it is what it is compared with.
+    # A small change of some nights ago may be in the baseline already, whatever was built since:
+    # until an engine is proven, it is compared with one from the middle of the baseline.
     others = [at for at in kept if before[at].build != tonight.build]
     proven = len(kept) - len(others) >= PROVEN or not others
-    last = kept[-1] if kept and proven else others[-1] if others else None
-    same = last is not None and before[last].build == tonight.build
+    good = kept[-1] if kept and proven else others[len(others) // 2] if others else None
+    same = good is not None and before[good].build == tonight.build
     level = math.exp(float(np.mean(np.log(values)))) if values else None
     if not tonight.usable or tonight.value is None or len(values) < LEAST_NIGHTS:
-        return Look(None, False, None, None, len(values), level, last, same)
+        return Look(None, False, None, None, len(values), level, good, same)
     found = screen(values, tonight.value)
     exact = computed and float(np.std(np.log(values))) < EXACT
     worse = bool(found.suspect) and (found.shift or 0.0) >= (EXACT_SHIFT if exact else MARGIN)
     better = _better([math.log(value) for value in values], math.log(tonight.value))
-    return Look(worse, better, found.shift, found.p, len(values), level, last, same, exact)
+    return Look(worse, better, found.shift, found.p, len(values), level, good, same, exact)
 
 
 class Decided(StrEnum):
@@ -176,7 +176,7 @@ def needs_ab(found: Look) -> bool:
 
 
 class Answer(NamedTuple):
-    """What an A/B of tonight's engine against the last good one says of one number. `most` is the
+    """What an A/B of tonight's engine against the good one says of one number. `most` is the
     upper end of its interval of B over A, minus 1; None where it is not known."""
 
     verdict: str | None
@@ -197,7 +197,7 @@ def settled(first: Answer, second: Answer | None) -> Answer:
 def decide(found: Look, together: Environment, answer: Answer | None) -> Decided:
     """What a suspect is. `answer` is None where there was no A/B.
 
-    An engine can move all series of a board as well: where it is another than the last good one,
+    An engine can move all series of a board as well: where it is another than the good one,
     the A/B decides, which the environment cannot move. One that cannot tell a small difference may
     still leave the engine too little of the night's.
     """

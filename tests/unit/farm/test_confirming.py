@@ -72,9 +72,9 @@ def ab() -> Callable[..., Ab]:
     return ask
 
 
-def test_without_the_last_good_engine_there_is_no_ab_and_it_says_why(
+def test_without_the_good_engine_there_is_no_ab_and_it_says_why(
     ab: Callable[..., Ab],
 ) -> None:
-    assert "last good engine (aaaaaaaa) are not kept" in ab(series("tpot_end")).why
+    assert "the good engine (aaaaaaaa) are not kept" in ab(series("tpot_end")).why
     assert "changed since the night" in ab(series("tpot_end", new="b" * 64)).why
     assert ab(series("tpot_end"), stop=True).why == "the night was stopped"

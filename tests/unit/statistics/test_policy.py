@@ -101,7 +101,7 @@ class Board:
         return settled(first, second)
 
     def ab(self, metric: str, good: int, new: int) -> Answer:
-        """Turns of the last good engine and the new one on the board as it is tonight."""
+        """Turns of the good engine and the new one on the board as it is tonight."""
         letters = order(20)
         noise = self.rng.standard_t(4, 40) / math.sqrt(2) * METRICS[metric] * self.noise
         cost = {"A": self.cost(metric, good), "B": self.cost(metric, new)}
@@ -142,11 +142,11 @@ def watch(board: Board, told: list[Told], screened: list[tuple[str, bool | None]
         }
         together = moved_together(looks, floors_of(board.series))
         for name, found in looks.items():
-            if not found.suspect or found.last_good is None:
+            if not found.suspect or found.good_night is None:
                 continue
             answer = None
             if needs_ab(found):
-                builds = [int(board.series[name][at].build) for at in (found.last_good, -1)]
+                builds = [int(board.series[name][at].build) for at in (found.good_night, -1)]
                 answer = board.asked(name, *builds)
             decided = decide(found, together, answer)
             screened.append(("screen", decided.right))
@@ -180,27 +180,38 @@ PLANTED: dict[str, tuple[dict[str, object], str]] = {
 }
 
 
-def test_all_planted_changes_are_found_in_their_class_and_clean_series_stay_silent() -> None:
-    told: list[Told] = []
-    screened: list[tuple[str, bool | None]] = []
-    for seed, (name, (truth, _)) in enumerate(PLANTED.items()):
-        watch(Board(name, np.random.default_rng(100 + seed), **truth), told, screened)  # type: ignore[arg-type]  # fields of a board
-    for number in range(18):  # of five series each
-        watch(Board(f"clean {number}", np.random.default_rng(number)), told, screened)
-    alerts = [one for one in told if one.what not in ("environment", "board")]
-    false = [one for one in alerts if one.board.startswith("clean")]
-    assert len(false) <= 1, false
-    for name, (truth, what) in PLANTED.items():
-        found = {one.what: one.night for one in reversed(told) if one.board == name}
-        at = int(truth.get("at", BEFORE + 12))  # type: ignore[call-overload]  # a night
-        assert what in found, (name, found)
-        within = 28 if what == "noise" else 7
-        assert at <= found[what] <= at + within, (name, found)
-        if what == "environment":
-            wrong = {one for one in found if one not in ("environment", "board")}
-            assert not wrong, (name, found)
-    record = ledger(screened)[0]
-    assert record.alerts == record.right + record.wrong + record.open
+FARMS = 3
+ALERTS = {what for _, what in PLANTED.values()} - {"environment"}
+
+
+def test_planted_changes_are_found_in_their_class_and_clean_series_stay_silent() -> None:
+    """Over many farms one in twenty boards that became noisy is missed, and nothing else is."""
+    missed = []
+    for farm in range(FARMS):
+        told: list[Told] = []
+        screened: list[tuple[str, bool | None]] = []
+        for seed, (name, (truth, _)) in enumerate(PLANTED.items()):
+            rng = np.random.default_rng([farm, 1, seed])
+            watch(Board(name, rng, **truth), told, screened)  # type: ignore[arg-type]  # fields
+        for number in range(18):  # of five series each
+            rng = np.random.default_rng([farm, 2, number])
+            watch(Board(f"clean {number}", rng), told, screened)
+        false = [one for one in told if one.board.startswith("clean") and one.what in ALERTS]
+        assert len(false) <= 1, (farm, false)
+        for name, (truth, what) in PLANTED.items():
+            at = int(truth.get("at", BEFORE + 12))  # type: ignore[call-overload]  # a night
+            mine = [one for one in told if one.board == name]
+            early = [one for one in mine if one.night < at and one.what in ALERTS]
+            assert not early, (farm, early)
+            within = 28 if what == "noise" else 7
+            if not any(one.what == what and at <= one.night <= at + within for one in mine):
+                missed.append((farm, name))
+            if what == "environment":
+                assert not {one.what for one in mine} & ALERTS, (farm, mine)
+        record = ledger(screened)[0]
+        assert record.alerts == record.right + record.wrong + record.open
+    assert {name for _, name in missed} <= {"twice the noise"}, missed
+    assert len(missed) < FARMS - 1, missed
 
 
 def nights(values: list[float], build: str = "a") -> list[Night]:
@@ -225,7 +236,7 @@ def test_a_night_apart_and_one_that_throttled_are_no_part_of_a_baseline() -> Non
     steady[5] = steady[5]._replace(valid=False)
     assert baseline(steady, apart={6, 7}) == [0, 1, 2, 3, 4]
     found = look([*steady, Night(50.3, "b")], apart={6, 7})
-    assert (found.suspect, found.last_good, found.same_build) == (False, 4, False)
+    assert (found.suspect, found.good_night, found.same_build) == (False, 2, False)
     assert look([*steady, Night(None, "b")]).suspect is None
     assert look(nights([50.0] * 5)).suspect is None  # four before tonight tell nothing
 
@@ -287,9 +298,9 @@ def test_an_engine_is_not_to_blame_once_it_was_good_for_five_nights() -> None:
     old = nights([float(v) for v in 50 * np.exp(rng.normal(0, 0.01, 10))])
     new = nights([float(v) for v in 50 * np.exp(rng.normal(0, 0.01, 5))], "new")
     young = look([*old, *new[:4], Night(56.0, "new")])
-    assert (young.same_build, young.last_good) == (False, 9)  # the last night of the old one
+    assert (young.same_build, young.good_night) == (False, 5)  # from the middle of the old one's
     proven = look([*old, *new, Night(56.0, "new")])
-    assert (proven.same_build, proven.last_good) == (True, 14)
+    assert (proven.same_build, proven.good_night) == (True, 14)
 
 
 def test_equal_nights_give_the_floor_and_a_new_build_is_no_noise() -> None:
