@@ -316,6 +316,8 @@ def _cell(value: object, right: bool, digits: int) -> str:
     """Plain digits that can be copied; numbers also as they are, for sorting."""
     if isinstance(value, float):  # 0.99999999 must not read as 1
         text = f"{value:.10g}" if 0.99 < abs(value) < 1 else f"{value:.{digits}g}"
+        if 10**digits - 0.5 <= abs(value) < 1e15:  # no exponent for a time of a long token
+            text = f"{value:.0f}"
         return f'<td class="num" data-value="{value!r}">{text}</td>'
     if value is None:
         return '<td class="num">–</td>' if right else "<td>–</td>"

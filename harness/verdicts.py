@@ -72,6 +72,11 @@ class Check(Record):
     unit: str = ""
     sentence: str
 
+    @property
+    def noted(self) -> bool:
+        """Whether it has no limit to pass, and nothing to object to."""
+        return self.limit is None and self.outcome is Outcome.PASS
+
 
 class CrashNote(Record):
     """A crash as it is kept and shown (harness/triage). `name` is its class; `hash` names what is

@@ -36,6 +36,7 @@ WORDS = {
 # How a search or a comparison ended, which is no state of a run → the colour of one that says so.
 TINTS = {
     "named": "pass",
+    "minimised": "pass",
     "static-finding": "pass",
     "range": "warn",
     "graded": "warn",
@@ -61,7 +62,7 @@ MEANINGS = {
 
 
 def tint(outcome: str) -> str:
-    """The colour of a search's or comparison's outcome; one that settles nothing is "invalid"."""
+    """The colour of a search's or comparison's outcome; one that blames nothing is "invalid"."""
     return TINTS.get(outcome, "invalid")
 
 

@@ -46,7 +46,7 @@ class Step:
     note: str
     engine: str  # how the engine ran
     telling: tuple[Check, ...]  # what did not pass, and every number against its limit
-    quiet: tuple[Check, ...]  # the rest: passed, and nothing to compare
+    quiet: tuple[Check, ...]  # the rest: passed or noted, nothing to compare
 
 
 def page(case: Case, places: Places) -> Page:

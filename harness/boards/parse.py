@@ -17,7 +17,6 @@ from harness.boards.facts import (
     common_features,
     platform_tags,
 )
-from harness.verdicts import one_line
 
 SIZE_LIMIT = 4 << 20  # bytes looked at
 VALUE_LIMIT = 300  # letters of one value
@@ -148,7 +147,7 @@ def _clean(line: str) -> str:
 
 
 def _short(text: str) -> str:
-    return one_line(text, VALUE_LIMIT)
+    return text if len(text) <= VALUE_LIMIT else text[: VALUE_LIMIT - 1] + "…"  # or a path
 
 
 def _first(sections: dict[str, list[str]], name: str) -> str:

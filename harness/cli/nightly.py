@@ -94,7 +94,7 @@ def nightly(
         bool,
         typer.Option(
             help="Settle what looks worse than the nights before: an A/B of a good night's engine "
-            "against tonight's on that board, some 15 minutes each."
+            "against tonight's on that board, some 15 minutes; once more before it blames."
         ),
     ] = True,
     resume: ResumeOption = False,

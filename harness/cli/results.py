@@ -229,6 +229,12 @@ def _show_runs(frame: pd.DataFrame) -> None:
     console.print(table)
 
 
+def _outcome(check: CheckRow) -> str:
+    """As on the pages: a check without a limit did not pass anything."""
+    limited = check.limit is not None or check.limit_text is not None
+    return check.outcome if limited or check.outcome != Outcome.PASS else "noted"
+
+
 def _show_run(row: RunRow) -> None:
     from rich.text import Text
 
@@ -259,7 +265,7 @@ def _show_run(row: RunRow) -> None:
         for check in row.checks:
             checks.add_row(
                 Text(visible(check.name)),
-                Text(check.outcome, style=_style(check.outcome)),
+                Text(_outcome(check), style=_style(check.outcome)),
                 Text(_value(check.measured, check.measured_text)),
                 Text(_value(check.limit, check.limit_text)),
                 Text(check.unit),

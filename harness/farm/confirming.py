@@ -21,6 +21,7 @@ from harness.farm.series import DETECTOR, BoardTonight, Series
 from harness.inventory import Engine
 from harness.jobs.engines import EngineChoice
 from harness.statistics.nights import Environment
+from harness.statistics.pairs import WORSE
 from harness.statistics.policy import Answer, Decided, asks_again, decide, needs_ab, settled
 from harness.statistics.validity import INVALID
 from harness.store.alerts import Alert, Alerts
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 SIDE_BY_SIDE = 8  # boards
 REASON = "nightly A/B"
 TOKENS, REPEATS = 32, 2
+AT_START, PROMPT = 16, 128  # positions: an empty cache, a prompt
 PREFILL_S = 30.0  # of one prompt: a deeper one would make the twenty visits take hours
 CHECKED = "its health check"
 
@@ -41,11 +43,14 @@ AbFunction = Callable[["BoardTonight", Sequence[Series]], "Ab"]
 
 @dataclasses.dataclass(frozen=True)
 class Ab:
-    """What an A/B said: metric of the comparison → answer. `why` there was none, else ""."""
+    """What an A/B said: metric of the comparison → answer. `reached` are the numbers of a night
+    that it compared at least as deep in the context as the night measures them: others it can
+    blame on the engine, but not clear it of. `why` there was no A/B, else ""."""
 
     answers: Mapping[str, Answer] = dataclasses.field(default_factory=dict)
     sentences: Mapping[str, str] = dataclasses.field(default_factory=dict)
     search_id: str | None = None
+    reached: frozenset[str] = frozenset()
     why: str = ""
 
 
@@ -81,17 +86,24 @@ def _of_board(
 ) -> list[Alert]:
     suspects = night.suspects
     asked = [one for one in suspects if one.metric.ab and needs_ab(night.looks[one.key])]
-    results: dict[tuple[str, str], Ab] = {}
-    for group in {(one.key.model_hash, one.key.parameters) for one in asked}:
-        mine = [one for one in asked if (one.key.model_hash, one.key.parameters) == group]
+    results: dict[tuple[str, ...], Ab] = {}
+    for group in dict.fromkeys(_group(night, one) for one in asked):
+        mine = [one for one in asked if _group(night, one) == group]
         names = ", ".join(one.metric.words for one in mine)
         note(f"{night.board}: {names}: measuring the engine of a good night against tonight's")
         results[group] = _asked(ab, night, mine, note)
     well = healthy(night.board) if night.together.shifted else None
     return [
-        _alert(night, one, campaign_id, results.get((one.key.model_hash, one.key.parameters)), well)
-        for one in suspects
+        _alert(night, one, campaign_id, results.get(_group(night, one)), well) for one in suspects
     ]
+
+
+def _group(night: BoardTonight, one: Series) -> tuple[str, ...]:
+    """What suspects share that one A/B can settle: their model, their parameters, and the engine
+    that was good, since each series has segments of its own."""
+    good = night.looks[one.key].good_night
+    build = "" if good is None else one.points[good].night.build
+    return one.key.model_hash, one.key.parameters, build
 
 
 def _asked(
@@ -104,12 +116,15 @@ def _asked(
         return first
     note(f"{night.board}: an A/B finds tonight's engine worse; once more before that is told")
     second = ab(night, suspects)
-    if second.why:
-        return second
-    answers = {
-        name: settled(answer, second.answers.get(name)) for name, answer in first.answers.items()
-    }
-    return Ab(answers, {**first.sentences, **second.sentences}, second.search_id)
+    answers, sentences = dict(first.answers), dict(first.sentences)
+    for name, answer in first.answers.items():
+        if answer.verdict == WORSE:
+            answers[name] = settled(answer, second.answers.get(name))
+            failed = second.why or "it was not told"
+            once = f"one A/B found it worse ({first.sentences.get(name, '')}), another: {failed}"
+            sentences[name] = second.sentences.get(name, once)
+    reached = first.reached if second.why else first.reached & second.reached
+    return Ab(answers, sentences, second.search_id or first.search_id, reached)
 
 
 def _alert(
@@ -119,7 +134,12 @@ def _alert(
     tonight = one.points[-1]
     good = one.points[found.good_night] if found.good_night is not None else None
     name = one.metric.ab or ""
-    decided = decide(found, night.together, ab.answers.get(name) if ab is not None else None)
+    answer = ab.answers.get(name) if ab is not None else None
+    clears = answer is not None and answer.verdict != WORSE
+    if ab is not None and clears and one.metric.name not in ab.reached:
+        why = "it was compared less deep in the context than the night measures it"
+        answer, ab = None, dataclasses.replace(ab, why=why)
+    decided = decide(found, night.together, answer)
     return Alert(
         detector=DETECTOR,
         board=night.board,
@@ -196,14 +216,23 @@ class BoardAb:
         sources = kept(good)
         if sources is None:
             return Ab(why=f"the sources of the good engine ({good[:8]}) are not kept any more")
+        row = self._store.run(first.points[-1].run_id)
+        measure = measure_for(row, suspects)
         try:
-            report = self._compared(night.board, suspects, sources, good)
+            report = self._compared(night.board, suspects, row, measure, sources, good)
         except HarnessError as error:
             return Ab(why=str(error))
-        return ab_of(report)
+        return ab_of(report, reached(row, suspects, measure))
 
-    def _compared(self, board: str, suspects: Sequence[Series], sources: Any, good: str) -> Report:
-        row = self._store.run(suspects[0].points[-1].run_id)
+    def _compared(
+        self,
+        board: str,
+        suspects: Sequence[Series],
+        row: RunRow,
+        measure: Measure,
+        sources: Any,
+        good: str,
+    ) -> Report:
         own = self._boards[board]
         choice = choice_of(row)
         new = Arm("tonight", own, self._asked, self._model, self._build, choice=choice)
@@ -212,7 +241,7 @@ class BoardAb:
         )
         arms = {"A": old, "B": new}
         deciding = tuple(dict.fromkeys(one.metric.ab for one in suspects if one.metric.ab))
-        orders = Orders(measure_for(row, suspects), deciding, reason=REASON)
+        orders = Orders(measure, deciding, reason=REASON)
         return compare_on_board(
             arms,
             orders,
@@ -223,7 +252,7 @@ class BoardAb:
         )
 
 
-def ab_of(report: Report) -> Ab:
+def ab_of(report: Report, reached: frozenset[str]) -> Ab:
     """What an A/B's report says of each metric; an invalid one says nothing."""
     found = report.judgement
     if found.verdict == INVALID:
@@ -232,6 +261,7 @@ def ab_of(report: Report) -> Ab:
         {name: Answer(one.verdict, one.high - 1) for name, one in found.metrics.items()},
         {name: one.sentence for name, one in found.metrics.items()},
         report.search_id,
+        reached,
     )
 
 
@@ -247,19 +277,34 @@ def choice_of(row: RunRow) -> EngineChoice | None:
 
 
 def measure_for(row: RunRow, suspects: Sequence[Series]) -> Measure:
-    """As deep in the context as the suspect that is worst, as far as a prompt takes 30 s; a slower
+    """As deep in the context as the suspects are measured, as far as a prompt takes 30 s; a slower
     board is compared less deep, where an engine's slowdown shows as well."""
     details = row.details or {}
-    context = int(details.get("context") or 128)
-    names = {one.metric.name for one in suspects}
-    depth = 128
-    if "tpot_end" in names:
-        depth = context - TOKENS - 1
-    elif "tpot_middle" in names:
-        depth = context // 2
-    elif "tpot_start" in names and "ttft" not in names:
-        depth = 16
+    deepest = _context(row) - TOKENS - 1
+    depth = max(_depth(one.metric.name, row) for one in suspects)
     rate = float(details.get("prefill_tokens_per_s") or 0.0)
     if rate > 0:
-        depth = min(depth, max(16, int(rate * PREFILL_S)))
-    return Measure(max(1, min(depth, context - TOKENS - 1)), TOKENS, REPEATS)
+        depth = min(depth, max(AT_START, int(rate * PREFILL_S)))
+    return Measure(max(1, min(depth, deepest)), TOKENS, REPEATS)
+
+
+def reached(row: RunRow, suspects: Sequence[Series], measure: Measure) -> frozenset[str]:
+    """The numbers that are compared at least as deep as a night measures them. Deeper is well
+    enough: what an engine loses at the start is a part of what it loses later."""
+    names = {one.metric.name for one in suspects}
+    return frozenset(name for name in names if measure.depth >= _depth(name, row))
+
+
+def _depth(metric: str, row: RunRow) -> int:
+    """Positions in the cache at which a night measures it."""
+    context = _context(row)
+    depths = {
+        "tpot_start": AT_START,
+        "tpot_middle": context // 2,
+        "tpot_end": context - TOKENS - 1,
+    }
+    return max(1, min(depths.get(metric, PROMPT), context - TOKENS - 1))
+
+
+def _context(row: RunRow) -> int:
+    return int((row.details or {}).get("context") or PROMPT)

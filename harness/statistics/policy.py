@@ -35,7 +35,7 @@ IMPROVED_P = 0.005  # seldom enough that a baseline does not lose its good half 
 EXACT = 1e-9  # of a log ratio: nights of one engine that computes the same bits
 EXACT_SHIFT = 0.1  # of a loss that is computed exactly: less is another rounding
 PROVEN = 5  # nights of an engine in the baseline: from then on it is not to blame itself
-EXPLAINED = 0.5  # of a night's shift: what an engine has to explain of it to be to blame
+EXPLAINED = 0.5  # of a night's shift: an A/B that cannot tell clears an engine of less than this
 NOISE_RECENT = (12, 24)  # nights
 NOISE_BEFORE = 20
 NOISE_NIGHTS = 60  # of which the newest are held against the others
@@ -133,7 +133,9 @@ def look(
     # until an engine is proven, it is compared with one from the middle of the baseline.
     others = [at for at in kept if before[at].build != tonight.build]
     proven = len(kept) - len(others) >= PROVEN or not others
-    good = kept[-1] if kept and proven else others[len(others) // 2] if others else None
+    good = others[len(others) // 2] if others else None
+    if proven:
+        good = next((at for at in reversed(kept) if before[at].build == tonight.build), None)
     same = good is not None and before[good].build == tonight.build
     level = math.exp(float(np.mean(np.log(values)))) if values else None
     if not tonight.usable or tonight.value is None or len(values) < LEAST_NIGHTS:
@@ -149,7 +151,7 @@ class Decided(StrEnum):
     """What became of a suspect. Only CONFIRMED alerts, and ends a segment."""
 
     CONFIRMED = "confirmed"
-    REFUTED = "refuted"  # the A/B sees no difference: it was noise
+    REFUTED = "refuted"  # the A/B clears the engine: noise, or something of that night alone
     ENVIRONMENT = "environment"  # the board's series moved together
     BOARD = "board"  # the engine is the one that was good
     UNDECIDED = "undecided"  # no A/B, or none that could tell
@@ -161,7 +163,7 @@ class Decided(StrEnum):
     @property
     def apart(self) -> bool:
         """Whether the night is kept out of the baseline."""
-        return self in (Decided.ENVIRONMENT, Decided.BOARD, Decided.UNDECIDED)
+        return self is not Decided.CONFIRMED
 
     @property
     def right(self) -> bool | None:
@@ -185,13 +187,15 @@ class Answer(NamedTuple):
 
 def asks_again(verdicts: Iterable[str | None]) -> bool:
     """Whether an A/B is to be repeated before it alerts. A farm asks hundreds of A/Bs in a month;
-    on a board that scatters by 2 % each wrongly blames once in 180, two that agree in 30,000."""
+    on a board that scatters by 2 % each wrongly blames a number once in some 170, and two that
+    agree, measured one after the other, once in some 30,000."""
     return WORSE in verdicts
 
 
 def settled(first: Answer, second: Answer | None) -> Answer:
-    """Of two A/Bs of one number the second, where the first blamed the engine."""
-    return second if first.verdict == WORSE and second is not None else first
+    """Of two A/Bs of one number the second, where the first blamed the engine. One alone blames
+    nobody."""
+    return (second or Answer(None)) if first.verdict == WORSE else first
 
 
 def decide(found: Look, together: Environment, answer: Answer | None) -> Decided:

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from dashboards.charts import Table
 from dashboards.pages import bringup, farm, ops
 from dashboards.pages.base import Places
 from dashboards.pages.planned import section
 from dashboards.reading import load
-from dashboards.site import write_site
+from dashboards.site import table_rows, write_site
 from harness.deploy.models import prepare_tiny
 from harness.store import Store
 from harness.verdicts import Outcome
@@ -30,13 +31,20 @@ def test_tables_add_up_to_the_token(profiled: Any) -> None:
     d = profiled.details
     assert not d.problems
     deep = d["depths"][-1]
-    for table, column, scale in ((ops.parts_table(d), 2, 1.0), (ops.groups_table(d), 5, 1e3)):
+    for table, column, scale in ((ops.parts_table(d), 2, 1.0), (ops.groups_table(d), 2, 1e3)):
         *rows, whole = table.rows
         assert sum(row[column] for row in rows) == pytest.approx(whole[column])
         assert whole[column] == pytest.approx(scale * deep.traced_ms)
     shares = ops.share_bars(d).table.rows
     assert sum(row[1] for row in shares) == pytest.approx(deep.traced_ms)
     assert shares[-1][0] == "between ops"
+
+
+def test_a_long_time_is_written_in_digits() -> None:
+    cells = [151234.5, 9999.7, 1234.56, 0.00206737]
+    drawn = table_rows(Table("t", ("µs",), tuple((cell,) for cell in cells), digits=4))
+    assert re.findall(r">([^<>\n]+)<", drawn) == ["151234", "10000", "1235", "0.002067"]
+    assert 'data-value="151234.5"' in drawn
 
 
 def test_rates_stand_against_the_measured_ceiling(profiled: Any) -> None:

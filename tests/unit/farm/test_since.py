@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +25,13 @@ STEADY = (10.0, 10.1, 9.9, 10.05, 9.95)
 
 def said(verdict: str, most: float, sentence: str) -> Ab:
     """What an A/B says of the time per token."""
-    return Ab({"tpot_s": Answer(verdict, most)}, {"tpot_s": sentence}, "s1")
+    reached = frozenset({"tpot_end"})
+    return Ab({"tpot_s": Answer(verdict, most)}, {"tpot_s": sentence}, "s1", reached)
+
+
+def shallow(verdict: str) -> Ab:
+    """The same, of a depth that a slow board allows."""
+    return dataclasses.replace(said(verdict, 0.004, "slow"), reached=frozenset())
 
 
 WORSE = said("worse", 0.2, "slow")
@@ -218,6 +225,8 @@ def slow_night(nights: Nights, build: str = "") -> str:
         (said("equivalent", 0.004, "="), "refuted", False, "clears the engine: ="),
         (said("unknown", 0.02, "?"), "refuted", False, "clears the engine: ?"),
         (said("unknown", 0.12, "?"), "undecided", None, "not decided: ?"),
+        (shallow("equivalent"), "undecided", None, "less deep in the context"),
+        (shallow("worse"), "confirmed", True, "slow"),  # what it blames, it blames at any depth
         (Ab(why="the sources are gone"), "undecided", None, "not decided: the sources are gone"),
     ],
 )
@@ -253,8 +262,8 @@ def test_the_second_ab_may_fail_to_run(nights: Nights) -> None:
     answers = [WORSE, Ab(why="the board was lost")]
     settle(tonight(nights.store, last), last, nights.store, lambda *_: answers.pop(0), ask)
     (alert,) = Alerts(nights.store).all("rk")
-    assert (alert.decided, alert.right) == ("undecided", None)
-    assert "the board was lost" in alert.told
+    assert (alert.decided, alert.right, alert.search_id) == ("undecided", None, "s1")
+    assert "one A/B found it worse (slow), another: the board was lost" in alert.told
 
 
 def test_the_same_engine_is_never_blamed_and_needs_no_ab(nights: Nights) -> None:

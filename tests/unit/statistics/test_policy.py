@@ -280,6 +280,7 @@ def test_an_ab_that_blames_the_engine_is_asked_again_and_the_second_decides() ->
     assert settled(worse, worse) == worse
     assert settled(equal, worse) == equal  # it was never blamed the first time
     assert settled(none, None) == none
+    assert settled(worse, None) == Answer(None)  # one alone blames nobody
 
 
 def test_what_is_computed_needs_no_ab_while_nights_are_alike_to_the_last_bit() -> None:
@@ -301,6 +302,8 @@ def test_an_engine_is_not_to_blame_once_it_was_good_for_five_nights() -> None:
     assert (young.same_build, young.good_night) == (False, 5)  # from the middle of the old one's
     proven = look([*old, *new, Night(56.0, "new")])
     assert (proven.same_build, proven.good_night) == (True, 14)
+    back = look([*old, *new[:3], Night(56.0, "a")])  # after a revert
+    assert (back.same_build, back.good_night) == (True, 9)
 
 
 def test_equal_nights_give_the_floor_and_a_new_build_is_no_noise() -> None:
