@@ -75,7 +75,7 @@ class Check(Record):
     @property
     def noted(self) -> bool:
         """Whether it has no limit to pass, and nothing to object to."""
-        return self.limit is None and self.outcome is Outcome.PASS
+        return self.limit is None and self.outcome == Outcome.PASS  # or a word from the store
 
 
 class CrashNote(Record):

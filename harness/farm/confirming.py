@@ -171,7 +171,7 @@ def _told(
     if decided is Decided.CONFIRMED:
         if ab is None:
             return "the nights before gave exactly the same, so the engine is to blame"
-        return f"an A/B confirms it: {said}"
+        return f"two A/Bs confirm it: {said}"
     if decided is Decided.ENVIRONMENT:
         beside = f"; an A/B clears the engine: {said}" if said else ""
         return f"{together.share:.0%} of the board's series moved together{beside}{checked}"

@@ -56,7 +56,7 @@ def record_nights(store: Store, count: int = 14) -> list[str]:
     Alerts(store).add(
         Alert("screen", NIGHT_BOARD, "curve", "tpot_end", end.key.hash, point.campaign_id,
               point.run_id, point.at, 50.0, 55.0, 0.1, 0.001, 10, "a" * 64, "b" * 64, "confirmed",
-              f"an A/B confirms it: {HOSTILE_WORDS}", None, True)
+              f"two A/Bs confirm it: {HOSTILE_WORDS}", None, True)
     )  # fmt: skip
     return campaigns
 

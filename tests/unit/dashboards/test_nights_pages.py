@@ -42,7 +42,7 @@ def test_a_history_shows_nights_segments_and_the_band_of_each(site: Path) -> Non
     assert "Time per token at the end of the context" in words
     assert "a night scatters by" in words.lower()
     assert "new kernel" in words
-    assert "an A/B confirms it" in words
+    assert "two A/Bs confirm it" in words
     end = html[html.index("at the end of the context") :]
     end = end[: end.index("</svg>", end.index('role="img"'))]
     assert end.count('class="band floor"') >= 3  # before the event, after it, after the change

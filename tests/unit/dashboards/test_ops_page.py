@@ -58,6 +58,7 @@ def test_the_page_names_the_limit_and_links_a_trace_that_is_there(troubled_site:
     page = next(troubled_site.glob("boards/pi5-03*/ops.html"))
     text = page.read_text()
     assert "Memory bound" in text and "of the 11.2 GB/s" in text
+    assert "<span>Noted</span>" in text  # the bottleneck has no limit that it could pass
     link = re.search(r'href="([^"]+-trace\.json)" download', text)
     assert link is not None
     trace = json.loads((page.parent / link[1]).resolve().read_text())

@@ -293,7 +293,7 @@ def test_a_segment_ends_with_a_confirmed_change_or_a_declared_event(nights: Nigh
     settle(tonight(nights.store, last), last, nights.store, lambda *_: WORSE, ask)
     (end,) = [one for one in all_series(nights.store) if one.key.metric == "tpot_end"]
     assert [place for place, _ in end.begins] == [0, 5]
-    assert "an A/B confirms it" in end.begins[1][1]
+    assert "two A/Bs confirm it" in end.begins[1][1]
     Care(nights.store).note("rk", EVENT, True, "new kernel")
     for speed in (8.5, 8.4):
         nights.night({"rk": {"curve": "pass"}}, speed=speed)
