@@ -52,8 +52,13 @@ def one_line(text: str, limit: int = 118) -> str:
     if len(line) <= limit:
         return line
     cut = line[: limit - 1]
-    words = line[: limit - 1].rpartition(" ")[0]
+    words = cut.rpartition(" ")[0]
     return (words + " " if len(words) > limit // 2 else cut) + "…"  # one word may fill the line
+
+
+def noted(outcome: str, limit: float | str | None) -> bool:
+    """Whether a check has no limit to pass, and nothing to object to."""
+    return limit is None and outcome == Outcome.PASS
 
 
 class Record(BaseModel):
@@ -74,8 +79,7 @@ class Check(Record):
 
     @property
     def noted(self) -> bool:
-        """Whether it has no limit to pass, and nothing to object to."""
-        return self.limit is None and self.outcome == Outcome.PASS  # or a word from the store
+        return noted(self.outcome, self.limit)
 
 
 class CrashNote(Record):

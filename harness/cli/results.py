@@ -11,7 +11,7 @@ import typer
 from harness.cli import ledger
 from harness.cli.output import emit_json, guard, say, visible
 from harness.errors import HarnessError
-from harness.verdicts import Outcome
+from harness.verdicts import Outcome, noted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -231,8 +231,8 @@ def _show_runs(frame: pd.DataFrame) -> None:
 
 def _outcome(check: CheckRow) -> str:
     """As on the pages: a check without a limit did not pass anything."""
-    limited = check.limit is not None or check.limit_text is not None
-    return check.outcome if limited or check.outcome != Outcome.PASS else "noted"
+    limit = check.limit if check.limit_text is None else check.limit_text
+    return "noted" if noted(check.outcome, limit) else check.outcome
 
 
 def _show_run(row: RunRow) -> None:

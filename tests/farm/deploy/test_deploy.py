@@ -120,7 +120,7 @@ def test_a_disk_that_fills_up_on_the_way_leaves_no_partial_upload(
         board.deploy(make_bundle(), model)
     assert caught.value.kind == "no-space"
     assert "MiB needed" in str(caught.value)
-    assert board.run("find ~/work/blobs ~/work/incoming -type f").strip() == ""
+    assert board.run("cd ~/work && find blobs incoming -type f").strip() == ""
 
 
 def _with_optimism(folder: Path) -> Path:
